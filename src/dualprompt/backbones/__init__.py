@@ -1,0 +1,1 @@
+"""Frozen vision backbones and the checkpoints they are made from."""

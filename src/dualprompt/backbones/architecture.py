@@ -1,0 +1,123 @@
+"""From tensors to the architecture they belong to, and the check that they are all there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from statistics import mode
+
+import torch
+from torch import Tensor
+
+from dualprompt.backbones.layouts import SUPPORTED, Converted
+from dualprompt.backbones.vit import VisionTransformer, ViTConfig
+from dualprompt.errors import DualPromptError
+
+_SIXTEEN_HEADS = (1280, 1408, 1664)  # ViT-H, ViT-g and ViT-G, whose heads are wider than 64 channels
+
+
+def infer(converted: Converted, heads: int | None, eps: float, where: str) -> ViTConfig:
+    """Read the architecture off the shapes.
+
+    Attention heads do not show in them: `heads` is what the files say, and where they are silent it is the usual
+    dim / 64, or the 16 of the huge published ViTs. Where layers disagree on a size, the majority counts and
+    `verify` names the others.
+    """
+    tensors = converted.tensors
+    for name, dimensions in (("patch_embed.proj.weight", 4), ("cls_token", 3), ("pos_embed", 3)):
+        if name not in tensors:
+            raise DualPromptError(f"{where}: missing tensor '{name}' (timm's name); {SUPPORTED}")
+        if tensors[name].ndim != dimensions:
+            raise DualPromptError(
+                f"{where}: tensor '{converted.sources[name]}' has shape {list(tensors[name].shape)}, expected "
+                f"{dimensions} dimensions"
+            )
+    numbers = {int(found[1]) for found in map(re.compile(r"blocks\.(\d+)\.").match, tensors) if found}
+    absent = sorted(set(range(len(numbers) or 1)) - numbers)
+    if absent:
+        raise DualPromptError(
+            f"{where}: missing tensor 'blocks.{absent[0]}.norm1.weight', and the rest of that layer"
+        )
+    dim = _usual(tensors, "norm1.weight", 0, where)
+    mlp_dim = _usual(tensors, "mlp.fc2.weight", 1, where)
+    distilled = "dist_token" in tensors
+    positions = tensors["pos_embed"].shape[1]
+    patch = tensors["patch_embed.proj.weight"].shape[-1]
+    for special in (2 if distilled else 1, 0):
+        grid = round(max(positions - special, 0) ** 0.5)
+        if grid and grid**2 == positions - special:
+            break
+    else:
+        raise DualPromptError(
+            f"{where}: tensor '{converted.sources['pos_embed']}' holds {positions} positions, which are no square of "
+            f"patches, with or without a class token; {SUPPORTED}"
+        )
+    registers = tensors.get("reg_token")
+    return ViTConfig(
+        image_size=grid * patch,
+        patch_size=patch,
+        dim=dim,
+        depth=len(numbers),
+        heads=_heads(dim, heads, where),
+        mlp_dim=mlp_dim,
+        registers=0 if registers is None or registers.ndim != 3 else registers.shape[1],
+        distilled=distilled,
+        layer_scale=any(name.endswith(".ls1.gamma") for name in tensors),
+        qkv_bias=any(name.endswith(".attn.qkv.bias") for name in tensors),
+        positions_cover_prefix=special > 0,
+        mlp="swiglu" if _usual(tensors, "mlp.fc1.weight", 0, where) == 2 * mlp_dim else "gelu",
+        eps=eps,
+    )
+
+
+def _usual(tensors: Mapping[str, Tensor], part: str, axis: int, where: str) -> int:
+    shapes = [
+        tensor.shape
+        for name, tensor in tensors.items()
+        if re.fullmatch(rf"blocks\.\d+\.{re.escape(part)}", name)
+    ]
+    sizes = [shape[axis] for shape in shapes if len(shape) > axis]
+    if not sizes:
+        raise DualPromptError(f"{where}: missing tensor 'blocks.0.{part}' (timm's name); {SUPPORTED}")
+    return mode(sizes)
+
+
+def _heads(dim: int, said: int | None, where: str) -> int:
+    if said is None and dim % 64:
+        raise DualPromptError(
+            f"{where}: the number of attention heads is not written down and {dim} channels are no multiple of 64; "
+            "add num_heads to the header of a .safetensors file, or a config.json beside model.safetensors"
+        )
+    heads = said or (16 if dim in _SIXTEEN_HEADS else dim // 64)
+    if dim % heads:
+        raise DualPromptError(
+            f"{where}: {heads} attention heads do not divide {dim} channels; correct the metadata"
+        )
+    return heads
+
+
+def verify(converted: Converted, config: ViTConfig, where: str) -> None:
+    """Refuse a tensor that the architecture lacks, does not have, or has in another shape."""
+    with torch.device("meta"):
+        expected = {name: tensor.shape for name, tensor in VisionTransformer(config).state_dict().items()}
+    tensors, sources = converted.tensors, converted.sources
+    faults = []
+    if surplus := [sources[name] for name in tensors if name not in expected]:
+        faults.append(f"surplus tensor {_first(surplus)}")
+    if missing := [name for name in expected if name not in tensors]:
+        named = "" if converted.layout.title == "timm" else " (timm's name)"
+        faults.append(f"missing tensor {_first(missing)}{named}")
+    if faults:
+        raise DualPromptError(f"{where}: {'; '.join(faults)}; {SUPPORTED}")
+    for name, shape in expected.items():
+        tensor = tensors[name]
+        if tensor.shape != shape:
+            renamed = "" if sources[name] == name else f" (from '{sources[name]}')"
+            raise DualPromptError(
+                f"{where}: tensor '{name}'{renamed} has shape {list(tensor.shape)}, expected {list(shape)}"
+            )
+
+
+def _first(names: Sequence[str]) -> str:
+    first, *others = names
+    return f"'{first}'" + (f" and {len(others)} more" if others else "")

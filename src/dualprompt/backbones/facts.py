@@ -1,0 +1,152 @@
+"""What the files around a checkpoint's tensors say: heads, input size, normalisation, licence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dualprompt.errors import DualPromptError
+
+Triple = tuple[float, float, float]
+
+_PIL_FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is written down; None where nothing is."""
+
+    heads: int | None = None
+    eps: float = 1e-6
+    input_size: int | None = None
+    mean: Triple | None = None
+    std: Triple | None = None
+    interpolation: str | None = None
+    source: str | None = None
+    licence: str | None = None
+
+
+def from_header(header: Mapping[str, str], where: str) -> Facts:
+    """Read the metadata of a safetensors header, whose values are all text."""
+    with _Explain(where):
+        return Facts(
+            heads=_positive(header, "num_heads"),
+            input_size=_positive(header, "input_size"),
+            mean=_triple(header, "mean"),
+            std=_triple(header, "std"),
+            interpolation=header.get("interpolation"),
+            source=header.get("source"),
+            licence=header.get("licence", header.get("license")),
+        )
+
+
+def from_folder(folder: Path) -> Facts:
+    """Read the `config.json` and `preprocessor_config.json` of a hub repository, timm's or Hugging Face's."""
+    config = _json(folder / "config.json")
+    with _Explain(str(folder / "config.json")):
+        if "pretrained_cfg" in config or "architecture" in config:
+            return _timm(config)
+        facts = _hugging_face(config)
+    preprocessor = _json(folder / "preprocessor_config.json")
+    with _Explain(str(folder / "preprocessor_config.json")):
+        return _preprocessed(facts, preprocessor)
+
+
+def _timm(config: Mapping[str, Any]) -> Facts:
+    said = {**config, **config.get("pretrained_cfg", {})}
+    size = said.get("input_size")
+    return Facts(
+        heads=_positive(config.get("model_args", {}), "num_heads"),
+        input_size=int(size[-1]) if size else None,
+        mean=_triple(said, "mean"),
+        std=_triple(said, "std"),
+        interpolation=said.get("interpolation"),
+        licence=said.get("license"),
+    )
+
+
+def _hugging_face(config: Mapping[str, Any]) -> Facts:
+    activation = config.get("hidden_act", "gelu")
+    if activation != "gelu" and not config.get("use_swiglu_ffn"):
+        raise ValueError(f"hidden_act must be 'gelu', found {activation!r}")
+    return Facts(
+        heads=_positive(config, "num_attention_heads"),
+        eps=float(config.get("layer_norm_eps", 1e-6)),
+        input_size=_positive(config, "image_size"),
+    )
+
+
+def _preprocessed(facts: Facts, preprocessor: Mapping[str, Any]) -> Facts:
+    size = preprocessor.get("size")
+    if preprocessor.get("do_center_crop") and "crop_size" in preprocessor:
+        size = preprocessor["crop_size"]
+    if isinstance(size, Mapping):
+        size = size.get("height", size.get("shortest_edge"))
+    mean, std = _triple(preprocessor, "image_mean"), _triple(preprocessor, "image_std")
+    if preprocessor.get("do_normalize") is False:
+        mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+    return Facts(
+        heads=facts.heads,
+        eps=facts.eps,
+        input_size=facts.input_size if size is None else int(size),
+        mean=mean,
+        std=std,
+        interpolation=_PIL_FILTERS.get(preprocessor.get("resample", -1)),
+    )
+
+
+def _json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise DualPromptError(f"{path} is not readable JSON ({error}); download it again") from error
+    if not isinstance(value, dict):
+        raise DualPromptError(
+            f"{path} must hold a JSON object, found {type(value).__name__}; download it again"
+        )
+    return value
+
+
+def _positive(said: Mapping[str, Any], field: str) -> int | None:
+    value = said.get(field)
+    if value is None:
+        return None
+    try:
+        number = int(value)
+    except (TypeError, ValueError):
+        number = 0
+    if number < 1:
+        raise ValueError(f"{field} must be a positive whole number, found {value!r}")
+    return number
+
+
+def _triple(said: Mapping[str, Any], field: str) -> Triple | None:
+    value = said.get(field)
+    if value is None:
+        return None
+    try:
+        red, green, blue = (float(part) for part in (value.split(",") if isinstance(value, str) else value))
+    except (TypeError, ValueError):
+        raise ValueError(f"{field} must be three numbers, found {value!r}") from None
+    if "std" in field and min(red, green, blue) <= 0:
+        raise ValueError(f"{field} must be positive, found {value!r}")
+    return red, green, blue
+
+
+class _Explain:
+    """Turns a fault inside into one line that names the file."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, ValueError | TypeError | AttributeError | LookupError):
+            raise DualPromptError(f"{self.where}: {error}; correct the file or download it again") from error

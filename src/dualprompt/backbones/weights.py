@@ -1,0 +1,309 @@
+"""One name to verified tensors to a frozen Vision Transformer.
+
+A name is `embedded`; a short name of `dualprompt list backbones`; a hub id (`owner/name` or `hf-hub:owner/name`,
+either with `@revision`); a folder that holds a downloaded hub repository; or a `.safetensors`, `.pth`, `.pt`,
+`.bin` or `.npz` file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import pickle
+import re
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from dualprompt.backbones.architecture import infer, verify
+from dualprompt.backbones.facts import Facts, Triple, from_folder, from_header
+from dualprompt.backbones.known import EMBEDDED, EMBEDDED_FILE, EMBEDDED_SHA256, KNOWN, known
+from dualprompt.backbones.layouts import to_timm
+from dualprompt.backbones.vit import VisionTransformer, ViTConfig, resize_positions
+from dualprompt.errors import DualPromptError, nearest
+from dualprompt.files import sha256
+from dualprompt.progress import SILENT, Progress
+
+__all__ = ["Checkpoint", "CheckpointInfo", "build", "known", "read"]
+
+_REPOSITORY_FILES = ("model.safetensors", "pytorch_model.bin")
+_HUB_ID = re.compile(r"(?:hf-hub:)?([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
+_WRAPPERS = ("teacher", "state_dict", "model_state_dict", "model")
+
+
+@dataclass(frozen=True)
+class CheckpointInfo:
+    """Where a backbone comes from and how its images must look; goes into a run's manifest."""
+
+    name: str
+    source: str
+    licence: str
+    sha256: str
+    input_size: int
+    mean: Triple
+    std: Triple
+    interpolation: Literal["bilinear", "bicubic"]
+    parameters: int
+    normalisation: Literal[
+        "checkpoint", "assumed"
+    ]  # assumed: the files give no mean and std, so both are 0.5
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A verified backbone: every tensor of the architecture under timm's name, fp32, without a head."""
+
+    config: ViTConfig
+    tensors: dict[str, Tensor]
+    info: CheckpointInfo
+
+
+def read(name: str, progress: Progress = SILENT) -> Checkpoint:
+    """Return the backbone called `name`; see the module's description for what a name may be.
+
+    Raises a DualPromptError that names the file and the tensor where something is absent, surplus, of another
+    shape, not finite, or of another architecture.
+    """
+    if name == EMBEDDED.name:
+        with resources.as_file(resources.files("dualprompt") / "assets" / EMBEDDED_FILE) as path:
+            checkpoint = _read_file(name, path, Facts(licence=EMBEDDED.licence))
+        if checkpoint.info.sha256 != EMBEDDED_SHA256:
+            raise DualPromptError(
+                f"the embedded weights {path} are damaged (wrong SHA-256); install dualprompt again"
+            )
+        return checkpoint
+    path, facts = _locate(name, progress)
+    checkpoint = _read_file(name, path, facts)
+    if checkpoint.info.normalisation == "assumed":
+        progress.note(f"{path.name} says nothing of mean and std: 0.5 is assumed for both")
+    return checkpoint
+
+
+def build(
+    checkpoint: Checkpoint, *, input_size: int | None = None, gelu: Literal["exact", "tanh"] = "exact"
+) -> VisionTransformer:
+    """Return the frozen fp32 network, for images of `input_size` pixels a side (default: the checkpoint's).
+
+    Position embeddings are interpolated where that is not the size they were trained at.
+    """
+    size, patch = input_size or checkpoint.info.input_size, checkpoint.config.patch_size
+    if size % patch:
+        below = size // patch * patch
+        options = f"{below} or {below + patch}" if below else f"{patch}"
+        raise DualPromptError(
+            f"input size {size} is not a multiple of the patch size {patch} of backbone "
+            f"'{checkpoint.info.name}'; nearest: {options}"
+        )
+    config = replace(checkpoint.config, image_size=size, gelu=gelu)
+    with torch.device("meta"):
+        model = VisionTransformer(config)
+    special = (2 if config.distilled else 1) if config.positions_cover_prefix else 0
+    positions = resize_positions(checkpoint.tensors["pos_embed"], special, config.grid)
+    model.load_state_dict({**checkpoint.tensors, "pos_embed": positions}, assign=True)
+    return model.freeze()
+
+
+def _locate(name: str, progress: Progress) -> tuple[Path, Facts]:
+    """Return the weights file that `name` stands for, and what is known beside it."""
+    if name in KNOWN:
+        path, facts = _locate(f"hf-hub:{KNOWN[name].source}", progress)
+        return path, replace(facts, licence=facts.licence or KNOWN[name].licence)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return _in_folder(path)
+    if path.is_file():
+        return path, from_folder(path.parent) if path.name in _REPOSITORY_FILES else Facts()
+    if path.suffix in _LOADERS or name.startswith((".", "/", "~")):
+        raise DualPromptError(f"weights file {name} does not exist; check the path")
+    hub_id = _HUB_ID.fullmatch(name)
+    if hub_id is None:
+        raise DualPromptError(
+            f"unknown backbone '{name}'; {nearest(name, KNOWN)}; or a hub id owner/name, or the path of a "
+            f"{', '.join(_LOADERS)} file"
+        )
+    repository, revision = hub_id.groups()
+    folder = _download(repository, revision, progress)
+    path, facts = _in_folder(folder)
+    licence = facts.licence or f"see the model card of {repository}"
+    return path, replace(facts, source=f"{repository}@{folder.name}", licence=licence)
+
+
+def _in_folder(folder: Path) -> tuple[Path, Facts]:
+    for file in _REPOSITORY_FILES:
+        if (folder / file).is_file():
+            return folder / file, from_folder(folder)
+    raise DualPromptError(
+        f"{folder} holds no {' or '.join(_REPOSITORY_FILES)}; give the path of a weights file"
+    )
+
+
+def _download(repository: str, revision: str | None, progress: Progress) -> Path:
+    """Return the folder of one commit of a hub repository.
+
+    What lies complete in the hub's cache is taken from there without asking the network.
+    """
+    from huggingface_hub import errors
+
+    with contextlib.suppress(errors.EntryNotFoundError):
+        folder = _fetch(repository, revision, cached_only=True)
+        if from_folder(folder).mean is not None:  # else another program left out the preprocessor's file
+            return folder
+    progress.note(f"asking the hub for backbone {repository}")
+    try:
+        with _quiet("huggingface_hub"):  # it reports each of its retries; the error below says it once
+            return _fetch(repository, revision, cached_only=False)
+    except Exception as error:  # the client's own, its transport's and its downloader's errors share no base
+        reasons = {
+            errors.LocalEntryNotFoundError: "it is not in the hub's cache and the hub cannot be reached",
+            errors.GatedRepoError: "its owner wants you to ask for access first",
+            errors.RepositoryNotFoundError: "the hub has no such repository, or it is private",
+            errors.RevisionNotFoundError: f"it has no revision '{revision}'",
+            errors.EntryNotFoundError: "it lacks a config.json or a weights file",
+        }
+        brief = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+        reason = next((text for kind, text in reasons.items() if isinstance(error, kind)), brief)
+        raise DualPromptError(
+            f"backbone '{repository}' could not be fetched: {reason}; check the name and the network, or "
+            f"download {_REPOSITORY_FILES[0]} and config.json elsewhere and give their folder's path"
+        ) from error
+
+
+def _fetch(repository: str, revision: str | None, *, cached_only: bool) -> Path:
+    from huggingface_hub import errors, hf_hub_download
+
+    config = Path(hf_hub_download(repository, "config.json", revision=revision, local_files_only=cached_only))
+    # The other files come from the commit that served the first one, even if the branch moves meanwhile. The
+    # weights come last, so that weights in the cache mean that the rest was asked for too.
+    commit = config.parent.name
+    for file in ("preprocessor_config.json", *_REPOSITORY_FILES):
+        try:
+            hf_hub_download(repository, file, revision=commit, local_files_only=cached_only)
+        except errors.EntryNotFoundError:
+            if file == _REPOSITORY_FILES[-1]:
+                raise
+        else:
+            if file in _REPOSITORY_FILES:
+                break
+    return config.parent
+
+
+@contextlib.contextmanager
+def _quiet(logger_name: str) -> Iterator[None]:
+    logger = logging.getLogger(logger_name)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _read_file(name: str, path: Path, facts: Facts) -> Checkpoint:
+    raw, header = _load(path)
+    said = from_header(header, str(path))
+    converted = to_timm(raw, str(path))
+    heads = said.heads or facts.heads or converted.heads
+    config = infer(converted, heads, facts.eps, str(path))
+    verify(converted, config, str(path))
+    tensors = {key: tensor.float().contiguous() for key, tensor in converted.tensors.items()}
+    mean, std = (said.mean, said.std) if said.mean and said.std else (facts.mean, facts.std)
+    size = said.input_size or facts.input_size or config.image_size
+    interpolation = said.interpolation or facts.interpolation
+    info = CheckpointInfo(
+        name=name,
+        source=facts.source or said.source or str(path),
+        licence=facts.licence or said.licence or "unknown",
+        sha256=sha256(path),
+        # A size that its own patches do not tile was never the network's input.
+        input_size=config.image_size if size % config.patch_size else size,
+        mean=mean or (0.5, 0.5, 0.5),
+        std=std or (0.5, 0.5, 0.5),
+        interpolation="bilinear" if interpolation == "bilinear" else "bicubic",
+        parameters=sum(tensor.numel() for tensor in tensors.values()),
+        normalisation="checkpoint" if mean and std else "assumed",
+    )
+    return Checkpoint(config, tensors, info)
+
+
+def _load(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the tensors of a weights file as they are, and its header's metadata."""
+    loader = _LOADERS.get(path.suffix)
+    if loader is None:
+        raise DualPromptError(f"{path} is no weights file; supported endings: {', '.join(_LOADERS)}")
+    try:
+        with path.open("rb") as handle:
+            if handle.read(24).startswith(b"version https://git-lfs"):
+                raise DualPromptError(
+                    f"{path} is a Git LFS pointer, not the weights; run `git lfs pull` in its folder"
+                )
+        return loader(path)
+    except OSError as error:
+        raise DualPromptError(
+            f"{path} cannot be read ({error.strerror or error}); check it or download it again"
+        ) from error
+    except pickle.UnpicklingError as error:
+        foreign = re.search(r"GLOBAL ([\w.]+)", str(error))
+        if foreign is None:
+            raise DualPromptError(f"{path} is damaged or no weights file; download it again") from error
+        raise DualPromptError(
+            f"{path} holds more than tensors ({foreign[1]}); nothing of it was run; give its state dict alone, "
+            "best as .safetensors"
+        ) from error
+    except (
+        SafetensorError,
+        RuntimeError,
+        ValueError,
+        TypeError,
+        EOFError,
+        LookupError,
+        AttributeError,
+        zipfile.BadZipFile,
+        zlib.error,
+        struct.error,
+    ) as error:
+        brief = str(error).strip().partition("\n")[0][:200]
+        raise DualPromptError(f"{path} is damaged or no weights file ({brief}); download it again") from error
+
+
+def _load_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    with safe_open(path, framework="pt") as handle:
+        return {key: handle.get_tensor(key) for key in handle.keys()}, handle.metadata() or {}  # noqa: SIM118
+
+
+def _load_torch(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    content: Any = torch.load(path, map_location="cpu", weights_only=True)
+    while isinstance(content, Mapping):
+        inner = next((content[key] for key in _WRAPPERS if isinstance(content.get(key), Mapping)), None)
+        if inner is None:
+            break
+        content = inner
+    if not isinstance(content, Mapping):
+        raise ValueError(f"expected a state dict, found {type(content).__name__}")
+    for key, value in content.items():
+        if not isinstance(value, Tensor):
+            raise ValueError(f"entry '{key}' of the state dict is no tensor but {type(value).__name__}")
+    return {str(key): value for key, value in content.items()}, {}
+
+
+def _load_npz(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    with np.load(path, allow_pickle=False) as arrays:
+        return {key: torch.from_numpy(arrays[key]) for key in arrays.files}, {}
+
+
+_LOADERS: dict[str, Callable[[Path], tuple[dict[str, Tensor], dict[str, str]]]] = {
+    ".safetensors": _load_safetensors,
+    ".pth": _load_torch,
+    ".pt": _load_torch,
+    ".bin": _load_torch,
+    ".npz": _load_npz,
+}

@@ -1,0 +1,359 @@
+"""The `dualprompt` command: thin, one function a subcommand. Nothing heavy is imported before it is needed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from dualprompt import __version__
+from dualprompt.errors import DualPromptError, nearest
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from dualprompt.training.run import Run
+
+EXAMPLES = """\
+examples:
+  dualprompt run mini                                      five small tasks, no download, about a minute
+  dualprompt run mini --seeds 3 --json
+  dualprompt run split-cifar100 --backbone embedded --recipe official --out runs/cifar
+  dualprompt run mini --train.epochs 10 --method.e_layers 3,4,5 --method.prompting pro-t
+  dualprompt resume runs/cifar                             continue after a kill, to the same result
+  dualprompt eval runs/cifar --selection query,batch_vote,oracle
+  dualprompt list methods
+  dualprompt data get cifar100
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose complaints are one line, like every other error."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise instead of printing the usage."""
+        raise DualPromptError(f"{message}; see {self.prog} --help")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        options = parse(arguments)
+        options.do(options)
+    except DualPromptError as error:
+        sys.stderr.write(f"dualprompt: error: {error}\n")
+        return 130 if type(error).__name__ == "Interrupted" else 2
+    except KeyboardInterrupt:
+        sys.stderr.write("dualprompt: stopped\n")
+        return 130
+    except BrokenPipeError:  # whoever read our output has gone
+        sys.stderr.close()
+        return 141
+    return 0
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """Parse the command line; `--a.b VALUE` pairs are collected as overrides."""
+    overrides, rest = split_overrides(arguments)
+    options, unknown = build_parser().parse_known_args(rest)
+    if unknown:
+        flags = [flag for flag in unknown if flag.startswith("-")]
+        if not flags or options.do is not do_run:
+            raise DualPromptError(f"unknown argument '{unknown[0]}'; see dualprompt --help")
+        raise DualPromptError(f"unknown option '{flags[0]}'; {nearest_option(flags[0])}")
+    if overrides and options.do is not do_run:
+        raise DualPromptError(f"'--{next(iter(overrides))}' only goes with `dualprompt run`")
+    options.overrides = overrides
+    return options
+
+
+def split_overrides(arguments: list[str]) -> tuple[dict[str, Any], list[str]]:
+    """Take `--a.b VALUE` and `--a.b=VALUE` out of the arguments."""
+    overrides: dict[str, Any] = {}
+    rest: list[str] = []
+    queue = list(arguments)
+    while queue:
+        word = queue.pop(0)
+        key, equals, value = word.partition("=")
+        if not key.startswith("--") or "." not in key:
+            rest.append(word)
+            continue
+        if not equals:
+            if not queue:
+                raise DualPromptError(f"option '{key}' needs a value")
+            value = queue.pop(0)
+        overrides[key.removeprefix("--")] = read_value(value)
+    return overrides, rest
+
+
+def read_value(text: str) -> Any:
+    """Read a value as YAML; `a,b` without brackets is a list too."""
+    import yaml
+
+    try:
+        value = yaml.safe_load(text)
+        if isinstance(value, str) and "," in value:
+            return [yaml.safe_load(part) for part in value.split(",")]
+    except yaml.YAMLError:
+        raise DualPromptError(f"cannot read the value '{text}'; quote it as YAML") from None
+    return value
+
+
+def nearest_option(flag: str) -> str:
+    """Return a phrase that helps someone who mistyped a flag or left out its group."""
+    from dualprompt.config import RunConfig, Strict
+
+    name = flag.lstrip("-").partition("=")[0]
+    dotted = []
+    for key, field in RunConfig.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, Strict):
+            dotted += [f"{key}.{part}" for part in inner.model_fields]
+    for option in dotted:
+        if option.endswith(f".{name}"):
+            return f"did you mean '--{option}'?"
+    return nearest(name, [*RUN_FLAGS, *dotted])
+
+
+RUN_FLAGS = ("backbone", "method", "recipe", "seed", "seeds", "out", "no-baseline", "skip-bad", "device", "devices",
+             "nodes", "json")  # fmt: skip
+
+
+def build_parser() -> Parser:
+    """Return the parser of the whole command."""
+    parser = Parser(
+        prog="dualprompt",
+        description="Prompt-based continual learning with a frozen Vision Transformer.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"dualprompt {__version__}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    def command(name: str, do: Callable[[argparse.Namespace], None], about: str, examples: str = "") -> Parser:
+        sub = commands.add_parser(
+            name,
+            help=about,
+            description=about,
+            epilog=examples,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        sub.set_defaults(do=do)
+        sub.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+        return sub
+
+    run = command("run", do_run, "learn a benchmark task by task, beside the no-prompt baseline", RUN_EXAMPLES)
+    run.add_argument("preset", help="a preset (`dualprompt list presets`) or a YAML file")
+    run.add_argument("--backbone", help="embedded, a known name, a hub id, or a weights file")
+    run.add_argument("--method", help="see `dualprompt list methods` (default: the preset's)")
+    run.add_argument("--recipe", help="one of the preset's recipes: paper, official")
+    run.add_argument("--seed", type=int, help="first seed (default: 0)")
+    run.add_argument("--seeds", type=int, default=1, help="how many seeds, counted up from the first")
+    run.add_argument("--out", type=Path, help="run directory (default: runs/PRESET-METHOD-TIME)")
+    run.add_argument("--no-baseline", action="store_true", help="do not run frozen-head beside the method")
+    run.add_argument("--skip-bad", action="store_true", help="leave out unreadable images and count them")
+    run.add_argument("--device", help="auto, cpu, cuda or mps")
+    run.add_argument("--devices", type=int, help="processes a machine, one device each")
+    run.add_argument("--nodes", type=int, help="machines")
+
+    resume = command("resume", do_resume, "continue an interrupted run to the same result")
+    resume.add_argument("run", type=Path)
+
+    evaluate = command("eval", do_eval, "judge a finished run again, after each of its tasks")
+    evaluate.add_argument("run", type=Path)
+    evaluate.add_argument("--selection", help="query, batch_vote, oracle, or several with commas (default: the run's)")
+
+    show = command("show", do_show, "show the tables and pictures of a run")
+    show.add_argument("run", type=Path)
+
+    listing = command("list", do_list, "list what there is")
+    listing.add_argument("what", choices=("methods", "benchmarks", "backbones", "presets"))
+
+    data = command("data", do_data, "get or look at a dataset")
+    data.add_argument("action", choices=("get", "show"))
+    data.add_argument("name", help="dataset, group of datasets, or (for show) a folder")
+    data.add_argument("--root", type=Path, help="folder that holds the datasets (default: $DUALPROMPT_DATA)")
+    data.add_argument("--out", type=Path, help="gallery picture (default: NAME.png)")
+    return parser
+
+
+RUN_EXAMPLES = """\
+Every key of the config can be set with a dotted option: --train.epochs 10 --method.g_layers 1,2
+--benchmark.tasks 5 --evaluate.batch_size 64. A wrong key is answered with the nearest right one.
+
+examples:
+  dualprompt run mini
+  dualprompt run split-cifar100 --backbone embedded --seeds 3
+  dualprompt run my-photos.yaml --method.e_length 10 --skip-bad --json
+"""
+
+
+def emit(options: argparse.Namespace, value: Any, *tables: Table | str) -> None:
+    """Print one JSON value, or tables."""
+    if options.json:
+        sys.stdout.write(json.dumps(value, indent=2) + "\n")
+        return
+    from rich.console import Console
+
+    console = Console()
+    # A table that is cut to the width of a pipe helps nobody.
+    if not console.is_terminal:
+        console = Console(width=140)
+    for table in tables:
+        console.print(table, **({"markup": False, "soft_wrap": True} if isinstance(table, str) else {}))
+
+
+def do_run(options: argparse.Namespace) -> None:
+    """Learn a benchmark."""
+    from dualprompt.config import compose
+    from dualprompt.console import Terminal
+    from dualprompt.methods.base import method_config
+    from dualprompt.training import group
+
+    if options.seeds < 1:
+        raise DualPromptError(f"--seeds must be at least 1, found {options.seeds}")
+    overrides = dict(options.overrides)
+    flags = {
+        "backbone.name": options.backbone,
+        "method.name": options.method,
+        "seed": options.seed,
+        "benchmark.skip_bad": options.skip_bad or None,
+        "device": options.device,
+        "devices": options.devices,
+        "nodes": options.nodes,
+    }
+    overrides |= {key: value for key, value in flags.items() if value is not None}
+    first = compose(options.preset, options.recipe, overrides)
+    resolved = method_config(first.method).model_dump(mode="json")
+    configs = [
+        first.model_copy(update={"seed": first.seed + n, "method": resolved}) for n in range(options.seeds)
+    ]
+    name = f"{Path(options.preset).stem}-{first.method['name']}-{time.strftime('%Y%m%d-%H%M%S')}"
+    out = options.out or Path("runs") / name
+    with Terminal() as terminal:
+        runs = group.start(group.plan(configs, baseline=not options.no_baseline), out, terminal)
+    conclude(options, runs)
+
+
+def do_resume(options: argparse.Namespace) -> None:
+    """Continue an interrupted run."""
+    from dualprompt.console import Terminal
+    from dualprompt.training import group
+
+    if not group.is_run(options.run):
+        raise DualPromptError(f"{options.run} is not a run directory (it has no manifest.json)")
+    with Terminal() as terminal:
+        runs = group.resume(options.run, terminal)
+    conclude(options, runs)
+
+
+def conclude(options: argparse.Namespace, runs: list[Run]) -> None:
+    """Write and print what finished runs have to show."""
+    import os
+
+    if int(os.environ.get("LOCAL_RANK", "0")) or int(os.environ.get("RANK", "0")):
+        return  # another process of the same run speaks
+    from dualprompt.studies import publish, tables
+
+    folder = runs[0].folder if len({run.folder.parent for run in runs}) != 1 else runs[0].folder
+    folder = group_folder(runs)
+    pictures = publish.publish_group(runs, folder)
+    results = [run.result() for run in runs]
+    seeds = sorted({result["seed"] for result in results})
+    shown = [result for result in results if result["seed"] == seeds[0]]
+    emit(
+        options,
+        publish.combined(runs, folder) | {"pictures": [str(path) for path in pictures]},
+        *(tables.accuracy_matrix(result) for result in shown),
+        tables.headline(results),
+        "\n".join(["pictures:", *(f"  {path}" for path in pictures)]),
+    )
+
+
+def group_folder(runs: list[Run]) -> Path:
+    """Return the folder that holds all runs of a group; with one seed that is the first run's own."""
+    first = runs[0].folder
+    return first if all(run.folder.is_relative_to(first) for run in runs) else first.parent
+
+
+def do_eval(options: argparse.Namespace) -> None:
+    """Judge a finished run again."""
+    from dualprompt.console import Terminal
+    from dualprompt.files import write_json
+    from dualprompt.studies import tables
+    from dualprompt.training.evaluate import evaluate_again
+    from dualprompt.training.run import Run
+    from dualprompt.training.setup import prepare
+
+    run = Run.open(options.run)
+    run.result()
+    selections: list[Any] = options.selection.split(",") if options.selection else [None]
+    with Terminal() as terminal:
+        setup = prepare(run.config(), terminal)
+        run.check_same(setup.identity)
+        for selection in selections:
+            setup.method.check_selection(selection)
+        results = [evaluate_again(setup, run, selection, terminal) for selection in selections]
+    for selection, result in zip(selections, results, strict=True):
+        write_json(run.folder / f"eval-{selection or 'default'}.json", result)
+    value = results[0] if len(results) == 1 else {"selections": {r["selection"]: r for r in results}}
+    emit(options, value, *(tables.accuracy_matrix(result) for result in results), tables.headline(results))
+
+
+def do_show(options: argparse.Namespace) -> None:
+    """Show a finished run."""
+    from dualprompt.training import group
+    from dualprompt.training.run import Run
+
+    if not group.is_run(options.run):
+        raise DualPromptError(f"{options.run} is not a run directory (it has no manifest.json)")
+    conclude(options, [Run(options.run / member.folder) for member in group.members_of(options.run)])
+
+
+def do_list(options: argparse.Namespace) -> None:
+    """List methods, benchmarks, backbones or presets."""
+    from dualprompt.listing import LISTS
+
+    rows = LISTS[options.what]()
+    from rich.table import Table
+
+    table = Table(*rows[0].keys(), title=options.what)
+    for row in rows:
+        table.add_row(*(", ".join(value) if isinstance(value, list) else str(value) for value in row.values()))
+    emit(options, rows, table)
+
+
+def do_data(options: argparse.Namespace) -> None:
+    """Download or show a dataset."""
+    from dualprompt.console import Terminal
+    from dualprompt.data import download, gallery
+    from dualprompt.data.sources import GROUPS
+    from dualprompt.data.stream import load_dataset
+    from dualprompt.files import data_root
+
+    root = options.root or data_root()
+    names = GROUPS.get(options.name, (options.name,))
+    if options.action == "get":
+        with Terminal() as terminal:
+            paths = [path for name in names for path in download.get(name, root, terminal)]
+        emit(options, {"files": [str(path) for path in paths]}, *(str(path) for path in paths))
+        return
+    summaries = []
+    for name in names:
+        dataset = load_dataset(name, root)
+        default = Path(f"{dataset.name}.png")
+        picture = options.out if options.out and len(names) == 1 else default
+        picture = options.out.with_name(f"{options.out.stem}-{dataset.name}.png") if options.out and len(names) > 1 else picture
+        summaries.append(gallery.summary(dataset) | {"gallery": str(gallery.gallery(dataset, picture))})
+    emit(options, summaries[0] if len(summaries) == 1 else summaries, *(gallery.table(s) for s in summaries))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

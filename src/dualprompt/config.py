@@ -1,0 +1,194 @@
+"""A run as typed data: strict keys, checked ranges; a YAML preset plus dotted overrides."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from dualprompt.errors import DualPromptError, nearest
+
+
+class Strict(BaseModel):
+    """Base of every config: frozen, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class BenchmarkConfig(Strict):
+    """Which images come in which order."""
+
+    name: str = Field("custom", description="what tables call the benchmark")
+    dataset: str | list[str] = Field(description="dataset name or image folder; a list is one task for each")
+    root: str | None = Field(None, description="folder that holds the datasets (default: $DUALPROMPT_DATA)")
+    tasks: int | list[int] | list[list[str]] | None = Field(
+        None, description="number of equal tasks, or class counts, or class names a task; None for a list"
+    )
+    class_order: Literal["fixed", "shuffled"] = Field("fixed", description="as given, or shuffled by seed")
+    class_order_seed: int | None = Field(None, ge=0, description="seed of the shuffle (default: the run's)")
+    validation: float = Field(0.0, ge=0, lt=1, description="share of each class's training images held out")
+    evaluate_on: Literal["test", "validation"] = Field("test", description="split that evaluation reads")
+    train_per_class: int | None = Field(None, ge=1, description="use only the first N training images a class")
+    test_share: float = Field(0.2, gt=0, lt=1, description="test share of a folder without train/ and test/")
+    skip_bad: bool = Field(False, description="leave out unreadable images (counted) instead of refusing")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> BenchmarkConfig:
+        if isinstance(self.dataset, list) and self.tasks is not None:
+            raise ValueError("a list of datasets is one task for each: leave benchmark.tasks empty")
+        if self.evaluate_on == "validation" and self.validation == 0:
+            raise ValueError("evaluate_on: validation needs benchmark.validation > 0")
+        return self
+
+
+class BackboneConfig(Strict):
+    """The frozen network."""
+
+    name: str = Field("embedded", description="embedded, a known name, a hub id, or a weights file")
+    input_size: int | None = Field(None, ge=16, description="pixels a side (default: the checkpoint's)")
+    gelu: Literal["exact", "tanh"] = Field("exact", description="GELU flavour; the official code uses tanh")
+
+
+class TrainConfig(Strict):
+    """The recipe: what the one training loop does for each task."""
+
+    recipe: str = Field("custom", description="name of the recipe these values come from")
+    epochs: int = Field(5, ge=1)
+    batch_size: int = Field(128, ge=1, description="global batch, over all devices")
+    lr: float = Field(0.005, gt=0)
+    lr_scale: Literal["none", "batch/256"] = Field("none", description="multiply lr by batch_size/256 or not")
+    betas: tuple[float, float] = (0.9, 0.999)
+    clip: float | None = Field(None, gt=0, description="largest global gradient norm")
+    augment: Literal["none", "random_resized_crop"] = "none"
+    query_view: Literal["augmented", "fixed"] = Field(
+        "augmented", description="image that the key-training query sees: the augmented one, or the test view"
+    )
+
+    @property
+    def effective_lr(self) -> float:
+        """The learning rate after scaling."""
+        return self.lr * self.batch_size / 256 if self.lr_scale == "batch/256" else self.lr
+
+
+class EvaluateConfig(Strict):
+    """How test images are shown and judged."""
+
+    batch_size: int = Field(128, ge=1)
+    view: Literal["resize", "centre_crop"] = Field(
+        "resize", description="whole image squeezed to the input, or short side ·256/224 and the centre cut"
+    )
+
+
+class CheckpointConfig(Strict):
+    """When the run saves itself; it also does at each epoch's and task's end."""
+
+    every_seconds: float = Field(60.0, ge=0)
+
+
+class RunConfig(Strict):
+    """Everything that decides a run's result, and how it is carried out."""
+
+    benchmark: BenchmarkConfig
+    backbone: BackboneConfig = BackboneConfig()  # pyright: ignore[reportCallIssue]
+    method: dict[str, Any] = Field({"name": "dualprompt"}, description="name and options of the method")
+    train: TrainConfig = TrainConfig()  # pyright: ignore[reportCallIssue]
+    evaluate: EvaluateConfig = EvaluateConfig()  # pyright: ignore[reportCallIssue]
+    checkpoint: CheckpointConfig = CheckpointConfig()  # pyright: ignore[reportCallIssue]
+    seed: int = Field(0, ge=0)
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    devices: int = Field(1, ge=1, description="processes a machine, one device each")
+    nodes: int = Field(1, ge=1)
+    precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="auto: bf16 on CUDA, else fp32")
+
+
+def parse(model: type[Strict], values: dict[str, Any], where: str = "") -> Any:
+    """Validate `values` as `model`; the first fault becomes one line that names the key and the remedy."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise DualPromptError(_explain(model, error, where)) from None
+
+
+def _explain(model: type[Strict], error: ValidationError, where: str) -> str:
+    first = error.errors()[0]
+    # Unions put the name of the tried member into the location; keep only what the user wrote.
+    path = [str(part) for part in first["loc"] if not str(part).startswith(("list[", "function-"))]
+    key = ".".join([part for part in (where, *path) if part]) or "config"
+    if first["type"] == "extra_forbidden":
+        owner: Any = model
+        for part in path[:-1]:
+            owner = owner.model_fields[part].annotation
+        return f"unknown key '{key}'; {nearest(path[-1], owner.model_fields)}"
+    if first["type"] == "missing":
+        return f"missing key '{key}'; set it in the preset or with --{key} VALUE"
+    message = first["msg"].removeprefix("Value error, ")
+    return f"bad value for '{key}': {message[0].lower()}{message[1:]} (found {first['input']!r})"
+
+
+def preset_names() -> list[str]:
+    """Return the names of the presets that come with the package."""
+    folder = resources.files("dualprompt") / "presets"
+    return sorted(Path(entry.name).stem for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+def load_preset(name: str) -> dict[str, Any]:
+    """Return the content of a preset: one that comes with the package, or a YAML file of the user's."""
+    if name in preset_names():
+        text = (resources.files("dualprompt") / "presets" / f"{name}.yaml").read_text(encoding="utf-8")
+    elif name.endswith((".yaml", ".yml")):
+        path = Path(name)
+        if not path.is_file():
+            raise DualPromptError(f"preset file {name} does not exist")
+        text = path.read_text(encoding="utf-8")
+    else:
+        raise DualPromptError(f"unknown preset '{name}'; {nearest(name, preset_names())}; or the path of a .yaml file")
+    try:
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise DualPromptError(f"{name} is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict):
+        raise DualPromptError(f"{name} must hold a mapping of keys, found {type(values).__name__}")
+    return values
+
+
+def compose(preset: str, recipe: str | None, overrides: dict[str, Any]) -> RunConfig:
+    """Return the run that `preset` describes, under one of its recipes, with dotted `overrides` on top."""
+    values = load_preset(preset)
+    recipes = values.pop("recipes", {})
+    default = values.pop("recipe", None)
+    values.pop("title", None)
+    chosen = recipe or default
+    if chosen is not None:
+        if chosen not in recipes:
+            raise DualPromptError(f"preset '{preset}' has no recipe '{chosen}'; {nearest(chosen, recipes)}")
+        values = merge(values, recipes[chosen])
+        values = merge(values, {"train": {"recipe": chosen}})
+    above: dict[str, Any] = {}
+    for dotted, value in overrides.items():
+        above = merge(above, nested(dotted, value))
+    # A preset may hold options for several methods; only those of the chosen one apply.
+    options = values.pop("methods", {})
+    name = merge(values, above).get("method", {}).get("name", "dualprompt")
+    values["method"] = {"name": name, **options.get(name, {})}
+    return parse(RunConfig, merge(values, above))
+
+
+def nested(dotted: str, value: Any) -> dict[str, Any]:
+    """Return `{"a": {"b": value}}` for `a.b`."""
+    *outer, last = dotted.split(".")
+    result: dict[str, Any] = {last: value}
+    for part in reversed(outer):
+        result = {part: result}
+    return result
+
+
+def merge(base: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Return `base` with the values of `above` on top, mapping by mapping."""
+    result = dict(base)
+    for key, value in above.items():
+        both = isinstance(value, dict) and isinstance(result.get(key), dict)
+        result[key] = merge(result[key], value) if both else value
+    return result

@@ -1,0 +1,1 @@
+"""Datasets, the decode-once cache, batched augmentation and task streams."""

@@ -1,0 +1,1 @@
+"""One file a dataset; each registers itself with `dualprompt.data.sources.DATASETS`."""

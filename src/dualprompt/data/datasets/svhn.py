@@ -1,0 +1,73 @@
+"""SVHN (Street View House Numbers), the cropped digits, from its Matlab files."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from dualprompt.data.sources import DATASETS, ArraySource, Dataset, Reader, Remote, Split, damaged, missing
+
+
+class Svhn(Reader):
+    """Two .mat files with `X` (32, 32, 3, images) and `y` (images, 1), where label 10 is the digit 0."""
+
+    name = "svhn"
+    title = "SVHN: 99,289 house-number digits of 32 × 32 pixels"
+    licence = "non-commercial use only"
+    remotes = (
+        Remote(
+            urls=("http://ufldl.stanford.edu/housenumbers/train_32x32.mat",),
+            path="SVHN/train_32x32.mat",
+            checksum="sha256:435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8",
+            size=182_040_794,
+        ),
+        Remote(
+            urls=("http://ufldl.stanford.edu/housenumbers/test_32x32.mat",),
+            path="SVHN/test_32x32.mat",
+            checksum="sha256:cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b",
+            size=64_275_384,
+        ),
+    )
+
+    def load(self, root: Path) -> Dataset:
+        """Read all images into memory."""
+        train, test = (self._split(root / remote.path) for remote in self.remotes)
+        return Dataset(self.name, tuple("0123456789"), train, test)
+
+    def _split(self, path: Path) -> Split:
+        if not path.is_file():
+            raise missing(self.name, path)
+        pixels, labels = self._read(path)
+        if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[2] != 3 or pixels.size == 0:
+            raise damaged(
+                self.name,
+                path,
+                f"holds X as {pixels.dtype} {pixels.shape} instead of uint8 (32, 32, 3, images)",
+            )
+        if labels.size != pixels.shape[3]:
+            raise damaged(self.name, path, f"holds {labels.size} labels for {pixels.shape[3]} images")
+        if labels.dtype.kind not in "iuf" or labels.min() < 1 or labels.max() > 10:
+            raise damaged(self.name, path, "holds labels y outside 1 to 10")
+        digits = labels.reshape(-1).astype(np.int64) % 10
+        return Split(ArraySource(np.ascontiguousarray(pixels.transpose(3, 0, 1, 2))), digits)
+
+    def _read(self, path: Path) -> tuple[np.ndarray, np.ndarray]:
+        # Only this dataset needs scipy.io, and importing it takes a while.
+        from scipy.io import loadmat
+        from scipy.io.matlab import MatReadError
+
+        # What loadmat was seen to raise on truncated and altered files.
+        unreadable = (MatReadError, ValueError, TypeError, LookupError, ArithmeticError, NameError)
+        try:
+            content = loadmat(path, variable_names=("X", "y"))
+        except (*unreadable, NotImplementedError, EOFError, OSError, MemoryError, zlib.error) as error:
+            raise damaged(self.name, path, f"is not a readable Matlab file ({error})") from None
+        for variable in ("X", "y"):
+            if not isinstance(content.get(variable), np.ndarray):
+                raise damaged(self.name, path, f"holds no array '{variable}'")
+        return content["X"], content["y"]
+
+
+DATASETS.register("svhn")(Svhn())

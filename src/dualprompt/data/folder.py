@@ -1,0 +1,103 @@
+"""A folder of class folders of images, as people have them, read as a dataset."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from dualprompt.data.sources import Dataset, FileSource, Split
+from dualprompt.errors import DualPromptError
+
+EXTENSIONS = frozenset((".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm"))
+
+ClassFiles = Mapping[str, Sequence[Path]]
+
+
+def load_folder(path: Path, test_share: float) -> Dataset:
+    """Return the images below `path` as a dataset whose classes are the folders' names, sorted.
+
+    `path` holds one folder for each class (images may lie deeper in it), or `train/` and `test/` (else
+    `val/`) that each do; anything beside these is ignored. Without them, `test_share` of each class, at least
+    one image, becomes the test split: those whose relative paths have the lowest SHA-256, so that the choice
+    is the same on every machine and hardly changes when images are added.
+    """
+    path = path.expanduser()
+    if not path.is_dir():
+        found = "is not a folder" if path.exists() else "does not exist"
+        raise DualPromptError(f"{path} {found}; give a folder that holds one folder of images for each class")
+    try:
+        train, test = _splits(path, test_share)
+    except OSError as error:
+        raise DualPromptError(f"{error.filename or path} cannot be read ({error.strerror})") from error
+    classes = tuple(sorted(train))
+    return Dataset(path.resolve().name, classes, _split(train, classes), _split(test, classes))
+
+
+def _splits(path: Path, test_share: float) -> tuple[ClassFiles, ClassFiles]:
+    train = path / "train"
+    held_out = next((folder for name in ("test", "val") if (folder := path / name).is_dir()), None)
+    if train.is_dir() and held_out:
+        train_files, test_files = _class_files(train), _class_files(held_out)
+        if unpaired := sorted(set(train_files) ^ set(test_files)):
+            raise DualPromptError(
+                f"{train} and {held_out} must hold the same classes; only one of them has {_named(unpaired)}"
+            )
+        return train_files, test_files
+    files = _class_files(path)
+    if set(files) <= {"train", "test", "val"}:
+        raise DualPromptError(
+            f"{path} holds only {_named(sorted(files))}; it needs both train/ and test/ (or val/)"
+        )
+    if single := sorted(name for name, images in files.items() if len(images) == 1):
+        raise DualPromptError(
+            f"{path} has a single image of {_named(single)}; a class needs 2, one to train and one to test"
+        )
+    test = {name: _test_images(images, path, test_share) for name, images in files.items()}
+    train_files = {name: [image for image in files[name] if image not in test[name]] for name in files}
+    return train_files, {name: [image for image in files[name] if image in test[name]] for name in files}
+
+
+def _class_files(path: Path) -> dict[str, list[Path]]:
+    folders = [entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
+    if not folders:
+        raise DualPromptError(
+            f"{path} holds no class folders; put the images of each class into a folder of its own"
+        )
+    files = {folder.name: _images(folder) for folder in folders}
+    if empty := sorted(name for name, images in files.items() if not images):
+        raise DualPromptError(
+            f"{path} has class folders without images: {_named(empty)}; fill or remove them"
+        )
+    return files
+
+
+def _images(folder: Path) -> list[Path]:
+    return sorted(
+        entry
+        for entry in folder.rglob("*")
+        if entry.suffix.lower() in EXTENSIONS
+        and not any(part.startswith(".") for part in entry.relative_to(folder).parts)
+        and entry.is_file()
+    )
+
+
+def _test_images(images: Sequence[Path], root: Path, share: float) -> set[Path]:
+    def rank(image: Path) -> bytes:
+        return hashlib.sha256(image.relative_to(root).as_posix().encode("utf-8", "surrogateescape")).digest()
+
+    count = min(max(1, round(len(images) * share)), len(images) - 1)
+    return set(sorted(images, key=rank)[:count])
+
+
+def _split(files: ClassFiles, classes: Sequence[str]) -> Split:
+    labels = [label for label, name in enumerate(classes) for _ in files[name]]
+    paths = tuple(image for name in classes for image in files[name])
+    return Split(FileSource(paths), np.array(labels, dtype=np.int64))
+
+
+def _named(names: Iterable[str]) -> str:
+    listed = [f"'{name}'" for name in names]
+    return ", ".join(listed[:10]) + (f" and {len(listed) - 10} more" if len(listed) > 10 else "")

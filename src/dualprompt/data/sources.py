@@ -1,0 +1,91 @@
+"""What a dataset is: class names and two splits of labelled images, read from the official files."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from dualprompt.errors import DualPromptError
+from dualprompt.registry import Registry
+
+
+@dataclass(frozen=True)
+class ArraySource:
+    """Images that the official files hold as raw pixels."""
+
+    pixels: np.ndarray  # (images, height, width, 3) uint8
+
+
+@dataclass(frozen=True)
+class FileSource:
+    """Images that lie in files of their own, still encoded."""
+
+    paths: tuple[Path, ...]
+
+
+@dataclass(frozen=True)
+class Split:
+    """Labelled images: `labels[i]` is the index into the dataset's classes of image i."""
+
+    source: ArraySource | FileSource
+    labels: np.ndarray  # (images,) int64
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A dataset in memory or on disk, before any decoding."""
+
+    name: str
+    classes: tuple[str, ...]
+    train: Split
+    test: Split
+
+
+@dataclass(frozen=True)
+class Remote:
+    """One official file: where it is, where it goes below the data root, and what it must be."""
+
+    urls: tuple[str, ...]  # mirrors of the same bytes, the preferred one first
+    path: str  # below the data root
+    checksum: str  # "sha256:…" or "md5:…"
+    size: int | None = None
+    unpack: str | None = None  # an archive: the folder that it holds, extracted beside it
+
+
+class Reader(ABC):
+    """Reads one dataset from its official layout below a data root."""
+
+    title: str
+    licence: str
+    remotes: tuple[Remote, ...] = ()
+
+    @abstractmethod
+    def load(self, root: Path) -> Dataset:
+        """Read the dataset; raise a DualPromptError with the remedy where files are missing or damaged."""
+
+
+DATASETS: Registry[Reader] = Registry("dataset", "dualprompt.data.datasets")
+
+# Benchmarks made of several datasets, in the order of their tasks.
+GROUPS: dict[str, tuple[str, ...]] = {
+    "5-datasets": ("cifar10", "mnist", "svhn", "notmnist", "fashion-mnist"),
+}
+
+
+def missing(dataset: str, path: Path) -> DualPromptError:
+    """Return the error for an official file or folder that is not there."""
+    return DualPromptError(
+        f"{path} does not exist; get it with `dualprompt data get {dataset}`, "
+        "or name the folder that holds your datasets with --benchmark.root"
+    )
+
+
+def damaged(dataset: str, path: Path, found: str) -> DualPromptError:
+    """Return the error for an official file that is not what it should be; `found` continues "PATH …"."""
+    return DualPromptError(f"{path} {found}; get a good copy with `dualprompt data get {dataset}`")

@@ -1,0 +1,18 @@
+"""The one error a user sees: a single line that names the thing and the remedy."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class DualPromptError(Exception):
+    """A mistake the user can mend. The command prints its message and exits with code 2."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return a phrase that helps someone who mistyped `name`: the nearest known name, then all of them."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"did you mean '{close[0]}'? " if close else ""
+    return f"{hint}known: {', '.join(names)}"

@@ -1,0 +1,80 @@
+"""Writing files so that a reader sees the old content or the new, never half of either."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from dualprompt.errors import DualPromptError
+
+
+@contextlib.contextmanager
+def atomic(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside `path`; on success it is flushed to disk and replaces `path`."""
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with disk_errors(path):
+            yield partial
+            with partial.open("rb+") as handle:
+                os.fsync(handle.fileno())
+            partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Turn what the disk refuses (full, quota, read-only, no permission) into one clear message."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DualPromptError(
+                f"the disk is full: {path} could not be written; free some space or choose another place "
+                "(what was there before is untouched)"
+            ) from error
+        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOTDIR, errno.EISDIR):
+            raise DualPromptError(
+                f"{path} cannot be written ({error.strerror}); choose another place"
+            ) from error
+        raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write `text` to `path` atomically."""
+    with atomic(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` to `path` as indented JSON, atomically."""
+    write_text(path, json.dumps(value, indent=2, sort_keys=False) + "\n")
+
+
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file's bytes, in hex."""
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def digest(value: Any) -> str:
+    """Return the SHA-256 of a JSON-serialisable value in its canonical form."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def cache_root() -> Path:
+    """Return the folder for things that can be made again: `$DUALPROMPT_CACHE` or `~/.cache/dualprompt`."""
+    return Path(os.environ.get("DUALPROMPT_CACHE", "~/.cache/dualprompt")).expanduser()
+
+
+def data_root() -> Path:
+    """Return the folder that holds datasets: `$DUALPROMPT_DATA` or `data` in the cache folder."""
+    return Path(os.environ.get("DUALPROMPT_DATA", cache_root() / "data")).expanduser()

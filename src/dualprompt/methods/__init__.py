@@ -1,0 +1,1 @@
+"""One file a method; each registers itself with `dualprompt.methods.base.METHODS`."""

@@ -1,0 +1,67 @@
+"""The baseline that always stands beside a result: a frozen backbone and a linear head, no prompts."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dualprompt.backbones.vit import VisionTransformer
+from dualprompt.methods.base import METHODS, Batch, Method, MethodConfig, Prediction, Selection, TaskView, numbered
+from dualprompt.methods.heads import GrowingHead
+
+
+class FrozenHeadConfig(MethodConfig):
+    """Options of `frozen-head`."""
+
+    name: str = "frozen-head"
+
+
+@METHODS.register("frozen-head")
+class FrozenHead(Method):
+    """A linear classifier on the frozen class-token feature, trained task after task."""
+
+    Config = FrozenHeadConfig
+    summary = "frozen backbone and a linear head, no prompts: the baseline"
+
+    def __init__(self, config: MethodConfig, backbone: VisionTransformer) -> None:
+        super().__init__(config, backbone)
+        self.head = GrowingHead(backbone.config.dim)
+        self.first_class = 0
+
+    @property
+    def masked(self) -> bool:
+        """Whether training logits are limited to the current task's classes."""
+        return self.config.training_logits == "masked"
+
+    def begin_task(self, task: TaskView) -> None:
+        """Add the task's rows to the head."""
+        self.first_class = task.first_class
+        self.head.grow(task.classes, train_old=not self.masked)
+
+    def features(self, batch: Batch) -> Tensor:
+        """Return the frozen features of the batch's own images."""
+        if batch.frozen is not None:
+            return batch.frozen
+        with torch.no_grad():
+            return self.backbone(batch.images)
+
+    def classification_loss(self, features: Tensor, labels: Tensor) -> Tensor:
+        """Return the cross-entropy; masked logits outside the task are −∞, which is to leave them out."""
+        if self.masked:
+            return F.cross_entropy(self.head.newest(features), labels - self.first_class)
+        return F.cross_entropy(self.head.all(features), labels)
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Return the mean cross-entropy."""
+        return self.classification_loss(self.features(batch), batch.labels)
+
+    @torch.no_grad()
+    def predict(self, batch: Batch, selection: Selection | None = None) -> Prediction:
+        """Classify from the frozen feature."""
+        self.check_selection(selection)
+        return Prediction(self.head.predict(self.features(batch)))
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Take over the head's rows."""
+        self.head.restore(numbered(state, "head.weight"), numbered(state, "head.bias"), train_old=not self.masked)

@@ -1,0 +1,63 @@
+"""The classifier: one block of rows a task, so that learning a task touches only its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class GrowingHead(nn.Module):
+    """A linear classifier that gains the classes of each new task, starting at zero."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.dim = dim
+        self.weight = nn.ParameterList()  # each (classes of the task, dim)
+        self.bias = nn.ParameterList()
+        self._joined: tuple[Tensor, Tensor] | None = None
+        self.register_buffer("_device", torch.empty(0), persistent=False)
+
+    @property
+    def classes(self) -> int:
+        """Number of classes seen so far."""
+        return sum(len(bias) for bias in self.bias)
+
+    def grow(self, classes: int, train_old: bool) -> None:
+        """Add `classes` rows of zeros; the older rows train on only if `train_old`."""
+        self._append(torch.zeros(classes, self.dim), torch.zeros(classes))
+        for old in (*self.weight[:-1], *self.bias[:-1]):
+            old.requires_grad_(train_old)
+
+    def restore(self, weights: Sequence[Tensor], biases: Sequence[Tensor], train_old: bool) -> None:
+        """Replace all rows, for instance by those of a checkpoint."""
+        self.weight, self.bias = nn.ParameterList(), nn.ParameterList()
+        for weight, bias in zip(weights, biases, strict=True):
+            self._append(weight.clone(), bias.clone())
+        for old in (*self.weight[:-1], *self.bias[:-1]):
+            old.requires_grad_(train_old)
+
+    def _append(self, weight: Tensor, bias: Tensor) -> None:
+        device = self.get_buffer("_device").device
+        self.weight.append(nn.Parameter(weight.to(device)))
+        self.bias.append(nn.Parameter(bias.to(device)))
+        self._joined = None
+
+    def newest(self, features: Tensor) -> Tensor:
+        """Return the logits of the newest task's classes, (batch, classes of that task)."""
+        self._joined = None
+        return F.linear(features.float(), self.weight[-1], self.bias[-1])
+
+    def all(self, features: Tensor) -> Tensor:
+        """Return the logits of every class seen so far, with gradients, (batch, classes)."""
+        self._joined = None
+        return F.linear(features.float(), torch.cat(list(self.weight)), torch.cat(list(self.bias)))
+
+    def predict(self, features: Tensor) -> Tensor:
+        """Return the logits of every class seen so far, without gradients; the joined rows are kept."""
+        with torch.no_grad():
+            if self._joined is None:
+                self._joined = torch.cat(list(self.weight)), torch.cat(list(self.bias))
+            return F.linear(features.float(), *self._joined)

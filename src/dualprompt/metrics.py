@@ -1,0 +1,89 @@
+"""The paper's metrics as pure functions of the accuracy matrix.
+
+`S[t][τ]` is the accuracy, in percent, on task τ after training task t; row t has t + 1 entries. Functions take the
+rows up to the moment they judge, so `average_accuracy(S)` is A_T and `average_accuracy(S[:t])` is A_t.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+Matrix = Sequence[Sequence[float]]
+
+
+def check(S: Matrix) -> None:
+    """Refuse a matrix whose row t does not have t + 1 entries."""
+    for t, row in enumerate(S):
+        if len(row) != t + 1:
+            raise ValueError(f"row {t + 1} of an accuracy matrix has {t + 1} entries, found {len(row)}")
+    if not len(S):
+        raise ValueError("an accuracy matrix has at least one row")
+
+
+def average_accuracy(S: Matrix) -> float:
+    """A_t: the mean accuracy over all tasks seen, after the last of them."""
+    check(S)
+    return float(np.mean(S[-1]))
+
+
+def forgetting(S: Matrix) -> float:
+    """F_t: the mean over earlier tasks of the largest drop from any earlier accuracy to the last; 0 for one task."""
+    check(S)
+    last = len(S) - 1
+    if last == 0:
+        return 0.0
+    return float(np.mean([max(S[t][task] for t in range(task, last)) - S[last][task] for task in range(last)]))
+
+
+def backward_transfer(S: Matrix) -> float:
+    """BWT: the mean over earlier tasks of the last accuracy minus the one right after learning; 0 for one task."""
+    check(S)
+    last = len(S) - 1
+    if last == 0:
+        return 0.0
+    return float(np.mean([S[last][task] - S[task][task] for task in range(last)]))
+
+
+def anytime_average_accuracy(S: Matrix) -> float:
+    """Return the mean of A_1 … A_T."""
+    check(S)
+    return float(np.mean([np.mean(row) for row in S]))
+
+
+def learning_accuracy(S: Matrix) -> float:
+    """Return the mean accuracy on each task right after learning it."""
+    check(S)
+    return float(np.mean([row[-1] for row in S]))
+
+
+def over_tasks(S: Matrix) -> dict[str, list[float]]:
+    """Return A_t and F_t after each task t, for curves."""
+    steps = range(1, len(S) + 1)
+    return {
+        "average_accuracy": [average_accuracy(S[:t]) for t in steps],
+        "forgetting": [forgetting(S[:t]) for t in steps],
+    }
+
+
+def difference_to_upper_bound(average: float, upper_bound: float) -> float:
+    """Return Diff: how far an average accuracy stays below the upper bound's."""
+    return upper_bound - average
+
+
+def mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
+    """Return the mean and the sample standard deviation over seeds (0 for a single seed)."""
+    return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+
+
+def summarise(S: Matrix, matching: Sequence[float] | None) -> dict[str, float | None]:
+    """Return every metric of a finished run; `matching` is the last row of per-task matching accuracies."""
+    return {
+        "average_accuracy": average_accuracy(S),
+        "forgetting": forgetting(S),
+        "matching_accuracy": None if matching is None else float(np.mean(matching)),
+        "anytime_average_accuracy": anytime_average_accuracy(S),
+        "backward_transfer": backward_transfer(S),
+        "learning_accuracy": learning_accuracy(S),
+    }

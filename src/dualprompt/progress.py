@@ -1,0 +1,31 @@
+"""How library code tells whoever watches that long work advances; silent unless someone listens."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+
+class Bar:
+    """One piece of long work. This one shows nothing."""
+
+    def advance(self, amount: float = 1) -> None:
+        """Say that `amount` more units are done."""
+
+    def say(self, text: str) -> None:
+        """Show a short remark (the current loss, say) beside the bar."""
+
+
+class Progress:
+    """What a listener provides. This one shows nothing, so that the library is quiet by default."""
+
+    @contextlib.contextmanager
+    def bar(self, description: str, total: float | None, unit: str = "it", done: float = 0) -> Iterator[Bar]:
+        """Yield a bar for work of `total` units (None: unknown), of which `done` were finished earlier."""
+        yield Bar()
+
+    def note(self, text: str) -> None:
+        """Show one line that stays."""
+
+
+SILENT = Progress()

@@ -1,0 +1,144 @@
+"""The prompts themselves: one shared G-Prompt, an E-Prompt and a key for each task, and the matching of images to tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dualprompt.backbones.vit import Prompts
+from dualprompt.errors import DualPromptError
+from dualprompt.prompts.attach import LengthCounts, PrefixAt, Prompting, attach, prompt_shape
+
+Init = Literal["uniform", "wide"]
+
+
+def cosine(query: Tensor, keys: Tensor) -> Tensor:
+    """Return γ(q, k): (batch, tasks) cosine similarities of (batch, dim) queries and (tasks, dim) keys."""
+    return F.normalize(query, dim=-1) @ F.normalize(keys, dim=-1).T
+
+
+def match_loss(query: Tensor, key: Tensor) -> Tensor:
+    """Return the mean over images of 1 − γ(q(x), k_t), which pulls the key towards its task's queries."""
+    return 1 - cosine(query, key[None]).mean()
+
+
+def mean_key(queries: Tensor) -> Tensor:
+    """Return the key that minimises the match loss in closed form: the mean of the normalised queries."""
+    return F.normalize(queries, dim=-1).mean(dim=0)
+
+
+def vote(selected: Tensor) -> Tensor:
+    """Give every image of the batch the task that most of them selected (the first of equals)."""
+    return torch.bincount(selected).argmax().expand_as(selected)
+
+
+def paper_count(
+    g_layers: int, e_layers: int, g_length: int, e_length: int, dim: int, tasks: int
+) -> int:
+    """Return the paper's number of prompt and key parameters, which counts `length` rows a layer for Pre-T too."""
+    return dim * (g_layers * g_length + tasks * (e_layers * e_length + 1))
+
+
+def check_layers(name: str, layers: Sequence[int], depth: int) -> None:
+    """Refuse layer numbers that the backbone does not have."""
+    for layer in layers:
+        if not 1 <= layer <= depth:
+            raise DualPromptError(f"{name} has layer {layer}; the backbone's layers are 1 to {depth}")
+    if len(set(layers)) != len(layers):
+        raise DualPromptError(f"{name} names a layer twice: {list(layers)}")
+
+
+class PromptBank(nn.Module):
+    """G-Prompt, E-Prompts and task keys. It grows by one E-Prompt and one key a task, without bound."""
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        g_layers: Sequence[int],
+        e_layers: Sequence[int],
+        g_length: int,
+        e_length: int,
+        prompting: Prompting = "pre-t",
+        prefix_at: PrefixAt = "projected",
+        length_counts: LengthCounts = "each",
+    ) -> None:
+        super().__init__()
+        self.dim = dim
+        self.g_layers, self.e_layers = tuple(g_layers), tuple(e_layers)
+        self.prompting: Prompting = prompting
+        self.prefix_at: PrefixAt = prefix_at
+        self.g_shape = prompt_shape(len(self.g_layers), g_length, dim, prompting, length_counts)
+        self.e_shape = prompt_shape(len(self.e_layers), e_length, dim, prompting, length_counts)
+        self.g_prompt = nn.Parameter(torch.zeros(self.g_shape))
+        self.e_prompt = nn.ParameterList()  # each (layers, parts, rows, dim)
+        self.task_key = nn.ParameterList()  # each (dim,)
+        self._stacked: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def tasks(self) -> int:
+        """Number of tasks that have an E-Prompt."""
+        return len(self.e_prompt)
+
+    def begin(self, generator: torch.Generator, init: Init) -> None:
+        """Draw the G-Prompt, before the first task."""
+        self.g_prompt.data.copy_(_draw(self.g_shape, generator, init))
+
+    def grow(self, generator: torch.Generator, init: Init, from_previous: bool) -> None:
+        """Add an E-Prompt and a key; everything older stops training, so that it stays bit-identical."""
+        e_prompt, key = _draw(self.e_shape, generator, init), _draw((self.dim,), generator, init)
+        if from_previous and self.tasks:
+            e_prompt = self.e_prompt[-1].detach().clone()
+        self._append(e_prompt, key)
+
+    def restore(self, e_prompts: Sequence[Tensor], keys: Sequence[Tensor]) -> None:
+        """Replace all E-Prompts and keys, for instance by those of a checkpoint."""
+        self.e_prompt, self.task_key = nn.ParameterList(), nn.ParameterList()
+        for e_prompt, key in zip(e_prompts, keys, strict=True):
+            self._append(e_prompt.clone(), key.clone())
+
+    def _append(self, e_prompt: Tensor, key: Tensor) -> None:
+        for old in (*self.e_prompt, *self.task_key):
+            old.requires_grad_(False)
+        self.e_prompt.append(nn.Parameter(e_prompt.to(self.g_prompt.device)))
+        self.task_key.append(nn.Parameter(key.to(self.g_prompt.device)))
+        self._stacked = None
+
+    def training_prompts(self) -> Prompts:
+        """Return what the layers receive while the newest task is learned."""
+        self._stacked = None  # what is learned now must not be hidden by an older stack
+        return self._attach(self.e_prompt[-1][None])
+
+    def prompts_for(self, selected: Tensor) -> Prompts:
+        """Return what the layers receive when image i uses the E-Prompt of task `selected[i]`."""
+        return self._attach(self._stack()[0][selected])
+
+    def similarities(self, query: Tensor) -> Tensor:
+        """Return γ(q(x), k_t) for every image and every learned task, (batch, tasks)."""
+        return cosine(query, self._stack()[1])
+
+    def keys(self) -> Tensor:
+        """Return all task keys, (tasks, dim)."""
+        return self._stack()[1]
+
+    def _stack(self) -> tuple[Tensor, Tensor]:
+        # Stacked once a task, so that prediction costs the same for ten tasks as for a thousand.
+        if self._stacked is None:
+            with torch.no_grad():
+                self._stacked = torch.stack(list(self.e_prompt)), torch.stack(list(self.task_key))
+        return self._stacked
+
+    def _attach(self, e_prompt: Tensor) -> Prompts:
+        """`e_prompt` is (batch or 1, layers, parts, rows, dim)."""
+        g = {layer: self.g_prompt[i : i + 1] for i, layer in enumerate(self.g_layers)}
+        e: Mapping[int, Tensor] = {layer: e_prompt[:, i] for i, layer in enumerate(self.e_layers)}
+        return attach(g, e, self.prompting, self.prefix_at)
+
+
+def _draw(shape: tuple[int, ...], generator: torch.Generator, init: Init) -> Tensor:
+    values = torch.rand(shape, generator=generator)
+    return values * 0.01 if init == "uniform" else values * 2 - 1

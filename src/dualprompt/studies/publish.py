@@ -1,0 +1,72 @@
+"""What a finished run leaves to look at: tables as text, CSV and JSON, and pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dualprompt.files import write_json, write_text
+from dualprompt.metrics import mean_and_deviation
+from dualprompt.studies import figures, tables
+from dualprompt.training.group import BASELINE
+from dualprompt.training.run import Run
+
+
+def publish_run(run: Run) -> list[Path]:
+    """Write a run's tables and pictures into its folder; return the pictures."""
+    result = run.result()
+    write_text(run.folder / "table.txt", tables.text(tables.headline([result]), tables.accuracy_matrix(result)))
+    write_text(run.folder / "accuracy_matrix.csv", tables.matrix_csv(result))
+    write_text(run.folder / "metrics.csv", tables.headline_csv([result]))
+    pictures = [figures.accuracy_heat_map(result, run.folder / "accuracy_matrix.png")]
+    pictures.append(figures.curves([result], run.folder / "curves.png"))
+    keys = _task_keys(run, len(result["accuracy_matrix"]))
+    if keys is not None:
+        names = [task["name"] for task in run.manifest()["tasks"]]
+        pictures.append(figures.key_similarities(keys, names, run.folder / "key_similarity.png"))
+    return pictures
+
+
+def _task_keys(run: Run, tasks: int) -> np.ndarray | None:
+    state = run.checkpoints.after_task(tasks - 1)
+    names = [f"bank.task_key.{task}" for task in range(tasks)]
+    if not all(name in state for name in names):
+        return None
+    return np.stack([state[name].float().numpy() for name in names])
+
+
+def publish_group(runs: Sequence[Run], folder: Path) -> list[Path]:
+    """Write the tables and pictures of every run, and those that set them side by side; return the pictures."""
+    pictures = [picture for run in runs for picture in publish_run(run)]
+    results = [run.result() for run in runs]
+    write_text(folder / "comparison.txt", tables.text(tables.headline(results)))
+    write_text(folder / "comparison.csv", tables.headline_csv(results))
+    write_json(folder / "comparison.json", combined(runs, folder))
+    return [figures.curves(results, folder / "comparison.png"), *pictures]
+
+
+def combined(runs: Sequence[Run], folder: Path) -> dict[str, Any]:
+    """Return one object for `--json`: the method's numbers, as means over seeds, with the baseline's beside them."""
+    results = [run.result() for run in runs]
+    main = [r for r in results if r["method"] != BASELINE] or results
+    baseline = [r for r in results if r["method"] == BASELINE] if main is not results else []
+    value = _over_seeds(main) | {"run_dir": str(folder)}
+    return value | {"baseline": _over_seeds(baseline) if baseline else None, "runs": [str(run.folder) for run in runs]}
+
+
+def _over_seeds(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    if len(results) == 1:
+        return dict(results[0])
+    value = dict(results[0]) | {"seed": [result["seed"] for result in results]}
+    for key, _ in tables.METRICS:
+        numbers = [result[key] for result in results if result[key] is not None]
+        if numbers:
+            value[key], value[f"{key}_std"] = mean_and_deviation(numbers)
+    for key in ("accuracy_matrix", "matching_matrix"):
+        if results[0][key] is not None:
+            rows = zip(*(result[key] for result in results), strict=True)
+            value[key] = [np.mean(row, axis=0).tolist() for row in rows]
+    return value

@@ -1,0 +1,110 @@
+"""Results as tables: for the terminal, as plain text, CSV and JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from dualprompt.metrics import mean_and_deviation
+
+Result = dict[str, Any]
+METRICS = (
+    ("average_accuracy", "A (%)"),
+    ("forgetting", "F (%)"),
+    ("matching_accuracy", "matching (%)"),
+    ("anytime_average_accuracy", "anytime A (%)"),
+    ("backward_transfer", "BWT"),
+)
+
+
+def by_method(results: Sequence[Result]) -> dict[str, list[Result]]:
+    """Group results by method and selection, in the order of first appearance."""
+    groups: dict[str, list[Result]] = {}
+    for result in results:
+        selection = result.get("selection")
+        name = result["method"] if selection in (None, "query") else f"{result['method']} ({selection})"
+        groups.setdefault(name, []).append(result)
+    return groups
+
+
+def headline(results: Sequence[Result]) -> Table:
+    """Return one row a method: each metric as mean ± standard deviation over seeds, and what was trained."""
+    first = results[0]
+    title = f"{first['benchmark']}, {first['backbone']}, recipe {first['recipe']}"
+    table = Table(title=title)
+    table.add_column("method")
+    table.add_column("seeds", justify="right")
+    for _, label in METRICS:
+        table.add_column(label, justify="right")
+    table.add_column("trained", justify="right")
+    table.add_column("MB", justify="right")
+    table.add_column("% of backbone", justify="right")
+    for name, group in by_method(results).items():
+        parameters = group[0]["parameters"]
+        table.add_row(
+            name,
+            str(len(group)),
+            *(_mean(group, key) for key, _ in METRICS),
+            f"{parameters['trained']:,}",
+            f"{parameters['mb']:.2f}",
+            f"{parameters['percent_of_backbone']:.2f}",
+        )
+    if any(result.get("selection") == "batch_vote" for result in results):
+        table.caption = "batch_vote leaks the task when a test batch holds one task"
+    return table
+
+
+def _mean(group: Sequence[Result], key: str) -> str:
+    values = [result[key] for result in group if result[key] is not None]
+    if not values:
+        return "–"
+    mean, deviation = mean_and_deviation(values)
+    return f"{mean:.2f} ± {deviation:.2f}" if len(values) > 1 else f"{mean:.2f}"
+
+
+def accuracy_matrix(result: Result) -> Table:
+    """Return S: a row after each task, a column a task, in percent."""
+    matrix = result["accuracy_matrix"]
+    table = Table(title=f"accuracy matrix of {result['method']}, seed {result['seed']} (%)")
+    table.add_column("after task", justify="right")
+    for task in range(len(matrix)):
+        table.add_column(f"task {task + 1}", justify="right")
+    for t, row in enumerate(matrix):
+        table.add_row(str(t + 1), *(f"{value:.1f}" for value in row), *[""] * (len(matrix) - len(row)))
+    return table
+
+
+def headline_csv(results: Sequence[Result]) -> str:
+    """Return one line a run, in full precision."""
+    out = io.StringIO()
+    keys = [key for key, _ in METRICS]
+    writer = csv.writer(out)
+    writer.writerow(["method", "selection", "benchmark", "backbone", "recipe", "seed", *keys, "trained_parameters"])
+    for r in results:
+        about = [r[key] for key in ("method", "selection", "benchmark", "backbone", "recipe", "seed")]
+        writer.writerow([*about, *(r[key] for key in keys), r["parameters"]["trained"]])
+    return out.getvalue()
+
+
+def matrix_csv(result: Result) -> str:
+    """Return the accuracy matrix, in full precision."""
+    out = io.StringIO()
+    writer = csv.writer(out)
+    matrix = result["accuracy_matrix"]
+    writer.writerow(["after_task", *(f"task_{task + 1}" for task in range(len(matrix)))])
+    writer.writerows([t + 1, *row] for t, row in enumerate(matrix))
+    return out.getvalue()
+
+
+def text(*tables: Table) -> str:
+    """Return tables as plain text, 120 columns wide."""
+    console = Console(file=io.StringIO(), width=120, color_system=None)
+    for table in tables:
+        console.print(table)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()

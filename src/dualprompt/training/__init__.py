@@ -1,0 +1,1 @@
+"""The training loop, the evaluator, checkpoints and run directories."""

@@ -1,0 +1,127 @@
+"""Checkpoints: single safetensors files that hold what was trained since the last task, and where the run stands."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.optim import Optimizer
+
+from dualprompt.errors import DualPromptError
+from dualprompt.files import atomic
+
+State = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a run stands: the next step to do, and what was measured before it."""
+
+    task: int = 0
+    epoch: int = 0
+    step: int = 0
+    log_bytes: int = 0  # length of metrics.jsonl at this moment; what a killed run wrote after it is cut off
+    accuracy: list[list[float]] = field(default_factory=list)
+    matching: list[list[float]] = field(default_factory=list)
+
+    @property
+    def in_task(self) -> bool:
+        """Whether the task at `task` was begun."""
+        return (self.epoch, self.step) != (0, 0)
+
+
+def write(path: Path, tensors: State, header: dict[str, Any]) -> None:
+    """Write tensors and a JSON header as one safetensors file, atomically."""
+    plain = {name: value.detach().to("cpu").contiguous() for name, value in tensors.items()}
+    with atomic(path) as partial:
+        try:
+            save_file(plain, partial, metadata={"dualprompt": json.dumps(header)})
+        except SafetensorError as error:  # the library wraps what the disk said
+            raise OSError(*_disk_error(error)) from error
+
+
+def _disk_error(error: SafetensorError) -> tuple[int, str]:
+    import errno
+
+    full = "No space left" in str(error) or "os error 28" in str(error)
+    return (errno.ENOSPC if full else errno.EIO, str(error))
+
+
+def read(path: Path) -> tuple[State, dict[str, Any]]:
+    """Return the tensors and header of a file that `write` made."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = json.loads((file.metadata() or {})["dualprompt"])
+            return {name: file.get_tensor(name) for name in file.keys()}, header  # noqa: SIM118
+    except (SafetensorError, KeyError, ValueError, OSError) as error:
+        raise DualPromptError(
+            f"checkpoint {path} cannot be read ({error}); delete it to continue from the one before"
+        ) from None
+
+
+def changed(state: State, before: State) -> State:
+    """Return what is new or different in `state`; a task adds its prompts, key and head rows and nothing else."""
+    return {n: v for n, v in state.items() if n not in before or not torch.equal(v, before[n])}
+
+
+class Checkpoints:
+    """The checkpoints of one run: a file for each finished task, and one for the work in progress."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def task_path(self, task: int) -> Path:
+        """Return the file of finished task `task` (0-based; files count from 1)."""
+        return self.folder / f"task-{task + 1:04d}.safetensors"
+
+    @property
+    def progress_path(self) -> Path:
+        """The file of the work in progress."""
+        return self.folder / "progress.safetensors"
+
+    def save_task(self, task: int, state: State, before: State) -> None:
+        """Keep what task `task` changed."""
+        write(self.task_path(task), changed(state, before), {"task": task})
+
+    def after_task(self, task: int) -> State:
+        """Return the method's state after task `task`; −1 is the empty state before the first."""
+        state: State = {}
+        for done in range(task + 1):
+            state.update(read(self.task_path(done))[0])
+        return state
+
+    def save_progress(
+        self, position: Position, state: State, before: State, optimiser: Optimizer | None, names: list[str], loss: Tensor
+    ) -> None:
+        """Keep the work in progress: what the current task changed, the optimiser, and the position."""
+        tensors = {f"method/{name}": value for name, value in changed(state, before).items()}
+        if optimiser is not None:
+            for index, values in optimiser.state_dict()["state"].items():
+                tensors.update({f"optimiser/{names[index]}/{key}": value for key, value in values.items()})
+        tensors["loss"] = loss
+        write(self.progress_path, tensors, asdict(position))
+
+    def load_progress(self) -> tuple[Position, State, State, Tensor] | None:
+        """Return position, method state, optimiser state and running loss of the work in progress, if any."""
+        if not self.progress_path.exists():
+            return None
+        tensors, header = read(self.progress_path)
+        loss = tensors.pop("loss")
+        method = {n.removeprefix("method/"): v for n, v in tensors.items() if n.startswith("method/")}
+        optimiser = {n.removeprefix("optimiser/"): v for n, v in tensors.items() if n.startswith("optimiser/")}
+        return Position(**header), method, optimiser, loss
+
+
+def restore_optimiser(optimiser: Optimizer, names: list[str], saved: State) -> None:
+    """Give an optimiser the state that `save_progress` kept."""
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, value in saved.items():
+        parameter, _, key = name.rpartition("/")
+        state.setdefault(names.index(parameter), {})[key] = value
+    optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})

@@ -1,0 +1,107 @@
+"""Runs that belong together: a method and its no-prompt baseline, for one or several seeds."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dualprompt.config import RunConfig, parse
+from dualprompt.errors import DualPromptError
+from dualprompt.files import write_json
+from dualprompt.progress import SILENT, Progress
+from dualprompt.training.loop import train
+from dualprompt.training.run import Run
+from dualprompt.training.setup import Setup, prepare
+
+BASELINE = "frozen-head"
+
+
+@dataclass(frozen=True)
+class Member:
+    """One run of a group, and its folder below the group's."""
+
+    folder: str
+    config: RunConfig
+
+
+def plan(configs: list[RunConfig], baseline: bool) -> list[Member]:
+    """Lay out the runs of one method, a config for each seed, and of its baseline.
+
+    With one seed the method's run is the group's folder itself.
+    """
+    members = []
+    for config in configs:
+        folder = "." if len(configs) == 1 else f"seed-{config.seed}"
+        members.append(Member(folder, config))
+        if baseline and config.method["name"] != BASELINE:
+            beside = config.model_copy(update={"method": {"name": BASELINE}})
+            members.append(Member(str(Path(folder) / "baseline"), beside))
+    return members
+
+
+def start(members: list[Member], folder: Path, progress: Progress = SILENT) -> list[Run]:
+    """Run every member of a new group in `folder`."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        held = "holds a run; continue it with `dualprompt resume {0}`" if is_run(folder) else "is not an empty folder"
+        raise DualPromptError(f"{folder} {held.format(folder)}; or choose another --out")
+    first = prepare(members[0].config, progress)  # whatever is wrong shows before anything is written
+    folder = Path(first.fabric.broadcast(str(folder)))  # processes may disagree about a name with the time in it
+    if first.fabric.is_global_zero:
+        listing = [{"folder": m.folder, "config": m.config.model_dump(mode="json")} for m in members]
+        write_json(folder / "group.json", {"members": listing})
+    return _run(members, folder, progress, first)
+
+
+def resume(folder: Path, progress: Progress = SILENT) -> list[Run]:
+    """Continue a group, or a single run, where it stopped; what is finished stays as it is."""
+    members = members_of(folder)
+    if all((folder / m.folder / "result.json").is_file() for m in members):
+        return [Run.open(folder / member.folder) for member in members]
+    return _run(members, folder, progress, None)
+
+
+def members_of(folder: Path) -> list[Member]:
+    """Return the runs that belong to `folder`: those of its group, or itself."""
+    listing = folder / "group.json"
+    if not listing.is_file():
+        return [Member(".", Run.open(folder).config())]
+    entries = json.loads(listing.read_text(encoding="utf-8"))["members"]
+    members = []
+    for entry in entries:
+        begun = (folder / entry["folder"] / "manifest.json").is_file()
+        config = Run(folder / entry["folder"]).config() if begun else parse(RunConfig, entry["config"])
+        members.append(Member(entry["folder"], config))
+    return members
+
+
+def is_run(folder: Path) -> bool:
+    """Return whether a folder holds a run or a group of runs."""
+    return any((folder / name).is_file() for name in ("group.json", "manifest.json"))
+
+
+def _run(members: list[Member], folder: Path, progress: Progress, first: Setup | None) -> list[Run]:
+    runs, setup = [], first
+    for number, member in enumerate(members):
+        place = folder / member.folder
+        run = Run(place)
+        if not run.finished:
+            if setup is None or number > 0:
+                setup = prepare(member.config, progress, share=setup)
+            if setup.fabric.is_global_zero:
+                if run.manifest_path.is_file():
+                    run.check_same(setup.identity)
+                else:
+                    run = Run.create(place, member.config, setup.stream, setup.weights, setup.precision)
+            setup.fabric.barrier()
+            name, seed = member.config.method["name"], member.config.seed
+            progress.note(f"[{number + 1}/{len(members)}] {name}, seed {seed} → {place}")
+            train(setup, run, progress if setup.fabric.is_global_zero else SILENT)
+        runs.append(run)
+    return runs
+
+
+def results(runs: list[Run]) -> list[dict[str, Any]]:
+    """Return the results of finished runs."""
+    return [run.result() for run in runs]

@@ -1,0 +1,170 @@
+"""A run directory: what was run, what happened, and everything needed to go on."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from dualprompt import __version__
+from dualprompt.backbones.weights import CheckpointInfo
+from dualprompt.config import RunConfig, parse
+from dualprompt.data.stream import TaskStream
+from dualprompt.errors import DualPromptError
+from dualprompt.files import digest, disk_errors, write_json
+from dualprompt.training.checkpoint import Checkpoints
+
+# Carrying a run out elsewhere or saving it more often does not change what it is.
+CIRCUMSTANCES = {"device", "devices", "nodes", "checkpoint"}
+VERSIONS = ("torch", "numpy", "pillow", "safetensors", "lightning-fabric", "scikit-learn", "matplotlib")
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What decides a run's result, as hashes."""
+
+    config: str
+    data: str
+    weights: str
+
+    @classmethod
+    def of(cls, config: RunConfig, stream: TaskStream, weights: CheckpointInfo) -> Identity:
+        """Return the identity of a run of `config` on this stream with these weights."""
+        return cls(config_digest(config), stream.fingerprint, weights.sha256)
+
+
+def config_digest(config: RunConfig) -> str:
+    """Return the hash of everything in a config that decides the result."""
+    values = config.model_dump(mode="json", exclude=CIRCUMSTANCES)
+    return digest(values)
+
+
+class Run:
+    """One method on one benchmark with one seed, in a directory of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.checkpoints = Checkpoints(folder / "checkpoints")
+
+    @property
+    def manifest_path(self) -> Path:
+        """The file that says what was run."""
+        return self.folder / "manifest.json"
+
+    @property
+    def metrics_path(self) -> Path:
+        """The log, one JSON object a line."""
+        return self.folder / "metrics.jsonl"
+
+    @property
+    def result_path(self) -> Path:
+        """The final numbers; there when the run is finished."""
+        return self.folder / "result.json"
+
+    @classmethod
+    def create(
+        cls, folder: Path, config: RunConfig, stream: TaskStream, weights: CheckpointInfo, precision: str
+    ) -> Run:
+        """Make the directory of a new run and write its manifest."""
+        run = cls(folder)
+        with disk_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        manifest = {
+            "dualprompt": __version__,
+            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "command": " ".join(sys.argv),
+            "seed": config.seed,
+            "config": config.model_dump(mode="json"),
+            "identity": asdict(Identity.of(config, stream, weights)),
+            "backbone": asdict(weights),
+            "precision": precision,
+            "tasks": [{"name": t.name, "classes": list(t.classes), "train": len(t.train), "test": len(t.test)}
+                      for t in stream.tasks],
+            "skipped_images": [str(path) for path in stream.bad],
+            "versions": {name: importlib.metadata.version(name) for name in VERSIONS} | {
+                "python": platform.python_version(), "platform": platform.platform(),
+            },
+            "git": git_state(),
+        }
+        write_json(run.manifest_path, manifest)
+        return run
+
+    @classmethod
+    def open(cls, folder: Path) -> Run:
+        """Return the run in `folder`, or say that there is none."""
+        run = cls(folder)
+        if not run.manifest_path.is_file():
+            raise DualPromptError(f"{folder} is not a run directory (it has no manifest.json)")
+        return run
+
+    def manifest(self) -> dict[str, Any]:
+        """Return what was run."""
+        try:
+            return json.loads(self.manifest_path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise DualPromptError(f"{self.manifest_path} is damaged ({error})") from None
+
+    def config(self) -> RunConfig:
+        """Return the resolved config of this run, refusing one that was edited after the start."""
+        manifest = self.manifest()
+        config = parse(RunConfig, manifest["config"])
+        if config_digest(config) != manifest["identity"]["config"]:
+            raise DualPromptError(
+                f"the config in {self.manifest_path} was changed after the run began; "
+                "undo the change or start a new run"
+            )
+        return config
+
+    def check_same(self, found: Identity) -> None:
+        """Refuse to go on with other data or weights than the run began with."""
+        began = Identity(**self.manifest()["identity"])
+        for what, remedy in (("data", "restore the images"), ("weights", "restore the weights file")):
+            if getattr(began, what) != getattr(found, what):
+                raise DualPromptError(f"the {what} of run {self.folder} changed since it began; {remedy} or start a new run")
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has come to its end."""
+        return self.result_path.is_file()
+
+    def result(self) -> dict[str, Any]:
+        """Return the final numbers."""
+        if not self.finished:
+            raise DualPromptError(f"run {self.folder} is not finished; continue it with: dualprompt resume {self.folder}")
+        return json.loads(self.result_path.read_text(encoding="utf-8"))
+
+    def log(self, **event: Any) -> None:
+        """Append one line to the log."""
+        with disk_errors(self.metrics_path), self.metrics_path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(event) + "\n")
+            file.flush()
+
+    def log_bytes(self) -> int:
+        """Return the length of the log."""
+        return self.metrics_path.stat().st_size if self.metrics_path.exists() else 0
+
+    def cut_log(self, length: int) -> None:
+        """Drop what was logged after a checkpoint, since it will happen again."""
+        if self.log_bytes() > length:
+            os.truncate(self.metrics_path, length)
+
+
+def git_state() -> dict[str, Any] | None:
+    """Return the commit of the source tree that the package runs from, if it is one."""
+    def git(*arguments: str) -> str:
+        done = subprocess.run(
+            ["git", "-C", str(Path(__file__).parent), *arguments], capture_output=True, text=True, check=True
+        )
+        return done.stdout.strip()
+
+    try:
+        return {"commit": git("rev-parse", "HEAD"), "changed_files": len(git("status", "--porcelain").splitlines())}
+    except (OSError, subprocess.CalledProcessError):
+        return None

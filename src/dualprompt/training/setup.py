@@ -1,0 +1,90 @@
+"""From a config to everything the loop works with; whatever is wrong with the input shows here, before anything is written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from dualprompt.backbones import weights
+from dualprompt.backbones.weights import CheckpointInfo
+from dualprompt.config import RunConfig
+from dualprompt.data.stream import Subset, TaskStream, build_stream
+from dualprompt.data.views import View
+from dualprompt.methods.base import METHODS, Method, method_config
+from dualprompt.progress import SILENT, Progress
+from dualprompt.training.distributed import compute_dtype, launch
+from dualprompt.training.feed import Feed
+from dualprompt.training.run import Identity
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Method, data and devices of a run, ready to train."""
+
+    config: RunConfig
+    fabric: Fabric
+    method: Method
+    stream: TaskStream
+    feed: Feed
+    weights: CheckpointInfo
+    dtype: torch.dtype
+
+    @property
+    def identity(self) -> Identity:
+        """What decides the run's result."""
+        return Identity.of(self.config, self.stream, self.weights)
+
+    @property
+    def precision(self) -> str:
+        """The backbone's precision, in words."""
+        return str(self.dtype).removeprefix("torch.")
+
+    def judged(self, tasks: int) -> list[Subset]:
+        """Return the images on which each of the first `tasks` tasks is judged."""
+        return [task.judged(self.config.benchmark.evaluate_on) for task in self.stream.tasks[:tasks]]
+
+
+def prepare(config: RunConfig, progress: Progress = SILENT, share: Setup | None = None) -> Setup:
+    """Validate everything, read weights and data, and put them on the device.
+
+    `share` is the setup of another run: processes, data and frozen features are taken from it where they are the same.
+    """
+    options = method_config(config.method)
+    if share is not None and _alike(config, share.config):
+        method = METHODS[options.name](options, share.feed.backbone).to(share.fabric.device)
+        return Setup(config, share.fabric, method, share.stream, share.feed.for_run(config), share.weights, share.dtype)
+    checkpoint = weights.read(config.backbone.name, progress)
+    backbone = weights.build(checkpoint, input_size=config.backbone.input_size, gelu=config.backbone.gelu)
+    method = METHODS[options.name](options, backbone)
+    info = checkpoint.info
+    view = View(
+        side=backbone.config.image_size,
+        mean=info.mean,
+        std=info.std,
+        interpolation=info.interpolation,
+        test=config.evaluate.view,
+        augment=config.train.augment,
+    )
+    stream = build_stream(config.benchmark, config.seed, view.store, progress)
+    fabric = share.fabric if share is not None else launch(config)
+    dtype = compute_dtype(config, fabric.device)
+    backbone.to(dtype)
+    method.to(fabric.device)
+    feed = Feed(config, view, backbone, fabric, progress if fabric.is_global_zero else SILENT)
+    return Setup(config, fabric, method, stream, feed, info, dtype)
+
+
+def _alike(one: RunConfig, other: RunConfig) -> bool:
+    """Return whether two runs see the same images through the same backbone."""
+    seed_matters = one.benchmark.class_order == "shuffled" and one.benchmark.class_order_seed is None
+    same_order = not seed_matters or one.seed == other.seed
+    same_view = one.train.augment == other.train.augment and one.evaluate == other.evaluate
+    same_device = (one.device, one.devices, one.nodes, one.precision) == (
+        other.device, other.devices, other.nodes, other.precision,
+    )
+    return same_order and same_view and same_device and (one.benchmark, one.backbone) == (other.benchmark, other.backbone)
