@@ -167,6 +167,9 @@ def test_unequal_tasks():
     found = stream(tasks=[1, 3, 2])
     assert [task.class_range for task in found.tasks] == [range(0, 1), range(1, 4), range(4, 6)]
     assert [len(task.train) for task in found.tasks] == [5, 15, 10]
+    for seed in range(5):
+        shuffled = stream(seed=seed, tasks=[1, 3, 2], class_order="shuffled")
+        assert [len(task.classes) for task in shuffled.tasks] == [1, 3, 2]
 
 
 def test_validation_is_the_same_for_every_seed_and_order():
@@ -177,7 +180,14 @@ def test_validation_is_the_same_for_every_seed_and_order():
     reference = held_out(0, "fixed")
     assert len(reference) == 6 * 2
     assert held_out(1, "shuffled") == held_out(2, "shuffled") == reference
-    assert len({tuple(sorted(n for red, n, _ in reference if red == k)) for k in range(6)}) > 1
+
+    (task,) = stream(validation=0.4).tasks
+    places = set()
+    for number in task.class_range:
+        held = task.validation.indices[task.validation.labels == number].tolist()
+        rows = sorted(held + task.train.indices[task.train.labels == number].tolist())
+        places.add(tuple(rows.index(row) for row in held))
+    assert len(places) > 1  # not the same places in every class
 
 
 def test_train_per_class_takes_the_first_after_the_validation_split():
@@ -248,6 +258,15 @@ def test_fingerprint_follows_anything_that_changes_the_stream(tmp_path: Path):
     assert fingerprint() == variants[0]
     Image.new("RGB", (6, 4), (1, 2, 3)).save(folder / "a" / "0.png")
     assert fingerprint() != variants[0]
+
+
+def test_fingerprint_follows_class_names(tmp_path: Path):
+    for part in ("train", "test"):
+        image_folder(tmp_path / "letters" / part, "ab")
+    before = stream(str(tmp_path / "letters")).fingerprint
+    for part in ("train", "test"):
+        (tmp_path / "letters" / part / "b").rename(tmp_path / "letters" / part / "bee")
+    assert stream(str(tmp_path / "letters")).fingerprint != before
 
 
 def test_bad_images_of_all_splits_are_named_at_once_or_skipped(tmp_path: Path):

@@ -19,18 +19,23 @@ _SIXTEEN_HEADS = (1280, 1408, 1664)  # ViT-H, ViT-g and ViT-G, whose heads are w
 def infer(converted: Converted, heads: int | None, eps: float, where: str) -> ViTConfig:
     """Read the architecture off the shapes.
 
-    Attention heads do not show in them: `heads` is what the files say, and where they are silent it is the usual
-    dim / 64, or the 16 of the huge published ViTs. Where layers disagree on a size, the majority counts and
-    `verify` names the others.
+    Attention heads do not show in them: `heads` is what the files say, and where they are silent it is the
+    usual dim / 64, or the 16 of the huge published ViTs. Where layers disagree on a size, the majority counts
+    and `verify` names the others.
     """
     tensors = converted.tensors
+    for name, tensor in tensors.items():
+        if not tensor.numel():
+            raise DualPromptError(
+                f"{where}: tensor '{converted.sources[name]}' is empty; use an undamaged file"
+            )
     for name, dimensions in (("patch_embed.proj.weight", 4), ("cls_token", 3), ("pos_embed", 3)):
         if name not in tensors:
             raise DualPromptError(f"{where}: missing tensor '{name}' (timm's name); {SUPPORTED}")
         if tensors[name].ndim != dimensions:
             raise DualPromptError(
-                f"{where}: tensor '{converted.sources[name]}' has shape {list(tensors[name].shape)}, expected "
-                f"{dimensions} dimensions"
+                f"{where}: tensor '{converted.sources[name]}' has shape {list(tensors[name].shape)}, "
+                f"expected {dimensions} dimensions"
             )
     numbers = {int(found[1]) for found in map(re.compile(r"blocks\.(\d+)\.").match, tensors) if found}
     absent = sorted(set(range(len(numbers) or 1)) - numbers)
@@ -49,8 +54,8 @@ def infer(converted: Converted, heads: int | None, eps: float, where: str) -> Vi
             break
     else:
         raise DualPromptError(
-            f"{where}: tensor '{converted.sources['pos_embed']}' holds {positions} positions, which are no square of "
-            f"patches, with or without a class token; {SUPPORTED}"
+            f"{where}: tensor '{converted.sources['pos_embed']}' holds {positions} positions, which are no "
+            f"square of patches, with or without a class token; {SUPPORTED}"
         )
     registers = tensors.get("reg_token")
     return ViTConfig(
@@ -85,8 +90,8 @@ def _usual(tensors: Mapping[str, Tensor], part: str, axis: int, where: str) -> i
 def _heads(dim: int, said: int | None, where: str) -> int:
     if said is None and dim % 64:
         raise DualPromptError(
-            f"{where}: the number of attention heads is not written down and {dim} channels are no multiple of 64; "
-            "add num_heads to the header of a .safetensors file, or a config.json beside model.safetensors"
+            f"{where}: the number of attention heads is not written down and {dim} channels are no multiple "
+            "of 64; add num_heads to a .safetensors header, or a config.json beside model.safetensors"
         )
     heads = said or (16 if dim in _SIXTEEN_HEADS else dim // 64)
     if dim % heads:
@@ -96,8 +101,8 @@ def _heads(dim: int, said: int | None, where: str) -> int:
     return heads
 
 
-def verify(converted: Converted, config: ViTConfig, where: str) -> None:
-    """Refuse a tensor that the architecture lacks, does not have, or has in another shape."""
+def verify(converted: Converted, config: ViTConfig, where: str) -> dict[str, Tensor]:
+    """Return the tensors in fp32; refuse one that is missing, surplus, of another shape or not finite."""
     with torch.device("meta"):
         expected = {name: tensor.shape for name, tensor in VisionTransformer(config).state_dict().items()}
     tensors, sources = converted.tensors, converted.sources
@@ -109,6 +114,7 @@ def verify(converted: Converted, config: ViTConfig, where: str) -> None:
         faults.append(f"missing tensor {_first(missing)}{named}")
     if faults:
         raise DualPromptError(f"{where}: {'; '.join(faults)}; {SUPPORTED}")
+    verified = {}
     for name, shape in expected.items():
         tensor = tensors[name]
         if tensor.shape != shape:
@@ -116,6 +122,12 @@ def verify(converted: Converted, config: ViTConfig, where: str) -> None:
             raise DualPromptError(
                 f"{where}: tensor '{name}'{renamed} has shape {list(tensor.shape)}, expected {list(shape)}"
             )
+        verified[name] = tensor.float().contiguous()
+        if not bool(torch.isfinite(verified[name]).all()):
+            raise DualPromptError(
+                f"{where}: tensor '{sources[name]}' holds NaN or infinity; use an undamaged file"
+            )
+    return verified
 
 
 def _first(names: Sequence[str]) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ class Facts:
 
 def from_header(header: Mapping[str, str], where: str) -> Facts:
     """Read the metadata of a safetensors header, whose values are all text."""
-    with _Explain(where):
+    with _explained(where):
         return Facts(
             heads=_positive(header, "num_heads"),
             input_size=_positive(header, "input_size"),
@@ -46,20 +47,20 @@ def from_header(header: Mapping[str, str], where: str) -> Facts:
 def from_folder(folder: Path) -> Facts:
     """Read the `config.json` and `preprocessor_config.json` of a hub repository, timm's or Hugging Face's."""
     config = _json(folder / "config.json")
-    with _Explain(str(folder / "config.json")):
+    with _explained(str(folder / "config.json")):
         if "pretrained_cfg" in config or "architecture" in config:
             return _timm(config)
         facts = _hugging_face(config)
     preprocessor = _json(folder / "preprocessor_config.json")
-    with _Explain(str(folder / "preprocessor_config.json")):
+    with _explained(str(folder / "preprocessor_config.json")):
         return _preprocessed(facts, preprocessor)
 
 
 def _timm(config: Mapping[str, Any]) -> Facts:
-    said = {**config, **config.get("pretrained_cfg", {})}
+    said = {**config, **(config.get("pretrained_cfg") or {})}
     size = said.get("input_size")
     return Facts(
-        heads=_positive(config.get("model_args", {}), "num_heads"),
+        heads=_positive(config.get("model_args") or {}, "num_heads"),
         input_size=int(size[-1]) if size else None,
         mean=_triple(said, "mean"),
         std=_triple(said, "std"),
@@ -138,15 +139,10 @@ def _triple(said: Mapping[str, Any], field: str) -> Triple | None:
     return red, green, blue
 
 
-class _Explain:
-    """Turns a fault inside into one line that names the file."""
-
-    def __init__(self, where: str) -> None:
-        self.where = where
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, ValueError | TypeError | AttributeError | LookupError):
-            raise DualPromptError(f"{self.where}: {error}; correct the file or download it again") from error
+@contextlib.contextmanager
+def _explained(where: str) -> Iterator[None]:
+    """Turn a fault in a file's fields into one line that names the file."""
+    try:
+        yield
+    except (ValueError, TypeError, AttributeError, LookupError) as error:
+        raise DualPromptError(f"{where}: {error}; correct the file or download it again") from error

@@ -12,8 +12,8 @@ from torch import Tensor
 from dualprompt.errors import DualPromptError
 
 SUPPORTED = (
-    "supported are plain Vision Transformers of timm, DeiT, DINO and DINOv2, Hugging Face's ViT, DeiT and DINOv2, "
-    "and Google's .npz"
+    "supported are plain Vision Transformers of timm, DeiT, DINO and DINOv2, Hugging Face's ViT, DeiT and "
+    "DINOv2, and Google's .npz"
 )
 
 
@@ -208,7 +208,8 @@ def _fuse(tensors: dict[str, Tensor], sources: dict[str, str], where: str) -> No
             for name in names:
                 if name not in tensors:
                     raise DualPromptError(
-                        f"{where}: missing tensor '{name}' (timm-like name), the companion of '{sources[present[0]]}'"
+                        f"{where}: missing tensor '{name}' (timm-like name), the companion of "
+                        f"'{sources[present[0]]}'"
                     )
                 if tensors[name].shape != tensors[names[0]].shape:
                     raise DualPromptError(

@@ -1,8 +1,8 @@
 """One name to verified tensors to a frozen Vision Transformer.
 
-A name is `embedded`; a short name of `dualprompt list backbones`; a hub id (`owner/name` or `hf-hub:owner/name`,
-either with `@revision`); a folder that holds a downloaded hub repository; or a `.safetensors`, `.pth`, `.pt`,
-`.bin` or `.npz` file.
+A name is `embedded`; a short name of `dualprompt list backbones`; a hub id (`owner/name` or
+`hf-hub:owner/name`, either with `@revision`); a folder that holds a downloaded hub repository; or a
+`.safetensors`, `.pth`, `.pt`, `.bin` or `.npz` file. What lies on disk goes before a hub id of the same name.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _locate(name: str, progress: Progress) -> tuple[Path, Facts]:
     """Return the weights file that `name` stands for, and what is known beside it."""
     if name in KNOWN:
         path, facts = _locate(f"hf-hub:{KNOWN[name].source}", progress)
-        return path, replace(facts, licence=facts.licence or KNOWN[name].licence)
+        return path, replace(facts, licence=KNOWN[name].licence)
     path = Path(name).expanduser()
     if path.is_dir():
         return _in_folder(path)
@@ -154,14 +154,16 @@ def _download(repository: str, revision: str | None, progress: Progress) -> Path
     """
     from huggingface_hub import errors
 
-    with contextlib.suppress(errors.EntryNotFoundError):
-        folder = _fetch(repository, revision, cached_only=True)
-        if from_folder(folder).mean is not None:  # else another program left out the preprocessor's file
-            return folder
-    progress.note(f"asking the hub for backbone {repository}")
     try:
+        with contextlib.suppress(errors.EntryNotFoundError):
+            folder = _fetch(repository, revision, cached_only=True)
+            if from_folder(folder).mean is not None:  # else another program left out the preprocessor's file
+                return folder
+        progress.note(f"asking the hub for backbone {repository}")
         with _quiet("huggingface_hub"):  # it reports each of its retries; the error below says it once
             return _fetch(repository, revision, cached_only=False)
+    except DualPromptError:
+        raise
     except Exception as error:  # the client's own, its transport's and its downloader's errors share no base
         reasons = {
             errors.LocalEntryNotFoundError: "it is not in the hub's cache and the hub cannot be reached",
@@ -170,7 +172,7 @@ def _download(repository: str, revision: str | None, progress: Progress) -> Path
             errors.RevisionNotFoundError: f"it has no revision '{revision}'",
             errors.EntryNotFoundError: "it lacks a config.json or a weights file",
         }
-        brief = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+        brief = f"{type(error).__name__}: {_first_line(error)}"
         reason = next((text for kind, text in reasons.items() if isinstance(error, kind)), brief)
         raise DualPromptError(
             f"backbone '{repository}' could not be fetched: {reason}; check the name and the network, or "
@@ -214,8 +216,7 @@ def _read_file(name: str, path: Path, facts: Facts) -> Checkpoint:
     converted = to_timm(raw, str(path))
     heads = said.heads or facts.heads or converted.heads
     config = infer(converted, heads, facts.eps, str(path))
-    verify(converted, config, str(path))
-    tensors = {key: tensor.float().contiguous() for key, tensor in converted.tensors.items()}
+    tensors = verify(converted, config, str(path))
     mean, std = (said.mean, said.std) if said.mean and said.std else (facts.mean, facts.std)
     size = said.input_size or facts.input_size or config.image_size
     interpolation = said.interpolation or facts.interpolation
@@ -256,8 +257,8 @@ def _load(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         if foreign is None:
             raise DualPromptError(f"{path} is damaged or no weights file; download it again") from error
         raise DualPromptError(
-            f"{path} holds more than tensors ({foreign[1]}); nothing of it was run; give its state dict alone, "
-            "best as .safetensors"
+            f"{path} holds more than tensors ({foreign[1]}); nothing of it was run; give its state dict "
+            "alone, best as .safetensors"
         ) from error
     except (
         SafetensorError,
@@ -271,8 +272,13 @@ def _load(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         zlib.error,
         struct.error,
     ) as error:
-        brief = str(error).strip().partition("\n")[0][:200]
-        raise DualPromptError(f"{path} is damaged or no weights file ({brief}); download it again") from error
+        raise DualPromptError(
+            f"{path} is damaged or no weights file ({_first_line(error)}); download it again"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0][:200]
 
 
 def _load_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gzip
 import hashlib
 import http.client
 import json
@@ -108,15 +109,15 @@ def _transfer(url: str, size: int | None, partial: Path, progress: Progress) -> 
         total = done + int(length) if length is not None and length.isdigit() else None
         if None not in (total, size) and total != size:
             raise _MirrorError(f"{url} offers {total} bytes where the official file has {size}")
-        if done == 0:
-            partial.unlink(missing_ok=True)
-            write_json(_memory(partial), {"url": url, "validator": _validator(response)})
         with (
-            partial.open("ab") as out,
+            partial.open("ab" if done else "wb") as out,
             progress.bar(f"downloading {partial.stem}", total, unit="B", done=done) as bar,
         ):
-            while chunk := _read(response, url, out.tell(), total):
+            if not done:
+                write_json(_memory(partial), {"url": url, "validator": _validator(response)})
+            while chunk := _read(response, url, done, total):
                 out.write(chunk)
+                done += len(chunk)
                 bar.advance(len(chunk))
             out.flush()
             os.fsync(out.fileno())
@@ -174,7 +175,8 @@ def _read(response: http.client.HTTPResponse, url: str, done: int, total: int | 
 def _reason(error: Exception) -> str:
     if isinstance(error, urllib.error.URLError) and isinstance(error.reason, OSError):
         error = error.reason
-    return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+    text = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+    return " ".join(text.split())
 
 
 def _validator(response: http.client.HTTPResponse) -> str | None:
@@ -219,7 +221,9 @@ def _unpack(archive: Path, folder: Path, progress: Progress) -> None:
     """Extract the top folder of `archive` to `folder`, which appears complete or not at all."""
     try:
         if folder.is_dir() and all(
-            _is_there(folder.parent / path, size) for path, size, _ in _files(archive)
+            _is_there(folder.parent / path, size)
+            for path, size, _ in _files(archive)
+            if path.parts[0] == folder.name
         ):
             progress.note(f"{folder} is already there and complete")
             return
@@ -240,8 +244,10 @@ def _unpack(archive: Path, folder: Path, progress: Progress) -> None:
             (workshop / folder.name).rename(folder)
         finally:
             shutil.rmtree(workshop, ignore_errors=True)
-    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError) as error:
-        raise DualPromptError(f"{archive} cannot be unpacked ({error}); remove it and get it again") from None
+    except (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError) as error:
+        raise DualPromptError(
+            f"{archive} cannot be unpacked ({_reason(error)}); remove it and get it again"
+        ) from None
 
 
 def _is_there(path: Path, size: int) -> bool:

@@ -75,6 +75,7 @@ DATASETS: Registry[Reader] = Registry("dataset", "dualprompt.data.datasets")
 # Benchmarks made of several datasets, in the order of their tasks.
 GROUPS: dict[str, tuple[str, ...]] = {
     "5-datasets": ("cifar10", "mnist", "svhn", "notmnist", "fashion-mnist"),
+    "mini": ("mini-digits", "mini-letters", "mini-shapes", "mini-textures", "mini-flags"),
 }
 
 
@@ -88,4 +89,5 @@ def missing(dataset: str, path: Path) -> DualPromptError:
 
 def damaged(dataset: str, path: Path, found: str) -> DualPromptError:
     """Return the error for an official file that is not what it should be; `found` continues "PATH …"."""
+    found = " ".join(found.split())  # it may quote a library's message of several lines
     return DualPromptError(f"{path} {found}; get a good copy with `dualprompt data get {dataset}`")

@@ -7,6 +7,7 @@ is the same on every load and whatever the sizes below are set to.
 from __future__ import annotations
 
 import colorsys
+import math
 from abc import abstractmethod
 from collections.abc import Callable
 from functools import lru_cache
@@ -23,6 +24,7 @@ SIZE = 64
 FINE = 2 * SIZE  # outlines are drawn at twice the size and averaged, which makes their edges smooth
 TRAIN_PER_CLASS = 100
 TEST_PER_CLASS = 40
+HELD_OUT = 44  # handwritten digits of each class that only the test split may use; at least 130 remain
 
 Plane = tuple[np.ndarray, np.ndarray]  # x and y of every fine pixel; the image spans -1 to 1
 
@@ -46,7 +48,7 @@ class Mini(Reader):
             index = row % per_class
             rng = np.random.default_rng(derive(0, "mini", self.name, split, self.classes[label], index))
             picture = self.draw(rng, label, split, index)
-            grain = rng.uniform(2, 9) * rng.standard_normal((SIZE, SIZE, 1), np.float32)
+            grain = rng.uniform(2, 7) * rng.standard_normal((SIZE, SIZE, 1), np.float32)
             pixels[row] = np.clip(picture + grain, 0, 255)
         return Split(ArraySource(pixels), labels.astype(np.int64))
 
@@ -75,52 +77,40 @@ def _digits() -> dict[tuple[int, str], np.ndarray]:
     """The digits of each class and split, with an empty margin: (digits, 10, 10), 0 to 16."""
     from sklearn.datasets import load_digits
 
-    bunch = load_digits()
-    images = np.pad(bunch["images"].astype(np.float32), ((0, 0), (1, 1), (1, 1)))
+    rows, labels = load_digits(return_X_y=True)
+    images = np.pad(rows.reshape(-1, 8, 8).astype(np.float32), ((0, 0), (1, 1), (1, 1)))
     pools: dict[tuple[int, str], np.ndarray] = {}
     for label in range(10):
-        mine = images[bunch["target"] == label]
+        mine = images[labels == label]
         # The file goes from writer to writer: test digits from its end were mostly written by other people.
-        shuffled = np.random.default_rng(derive(0, "mini", "digits", label)).permutation(
-            len(mine) - TEST_PER_CLASS
-        )
-        pools[label, "train"], pools[label, "test"] = mine[shuffled], mine[-TEST_PER_CLASS:]
+        rng = np.random.default_rng(derive(0, "mini", "mini-digits", label))
+        pools[label, "train"] = rng.permutation(mine[:-HELD_OUT])
+        pools[label, "test"] = mine[-HELD_OUT:]
     return pools
 
 
 class Letters(Mini):
-    """Look-alike capitals in the fonts that come with matplotlib; some fonts occur in the test split only."""
+    """Capitals in the fonts that come with matplotlib, some of which occur in the test split only."""
 
     name = "mini-letters"
     title = "letters in many fonts"
     classes = tuple("ABDEGKORST")
     train_fonts = (
-        *(
-            "DejaVuSans",
-            "DejaVuSans-Bold",
-            "DejaVuSans-Oblique",
-            "DejaVuSansMono",
-            "DejaVuSansMono-BoldOblique",
-        ),
-        *("DejaVuSerif", "DejaVuSerif-Bold", "DejaVuSerif-Italic", "STIXGeneral", "STIXGeneralBol"),
-        *("STIXGeneralItalic", "cmr10", "cmss10", "cmmi10"),
+        *("DejaVuSans", "DejaVuSans-Bold", "DejaVuSans-Oblique", "DejaVuSansMono"),
+        *("DejaVuSansMono-BoldOblique", "DejaVuSerif", "DejaVuSerif-Bold", "DejaVuSerif-Italic"),
+        *("STIXGeneral", "STIXGeneralBol", "STIXGeneralItalic", "cmr10", "cmss10", "cmmi10"),
     )
     test_fonts = (
-        "DejaVuSans-BoldOblique",
-        "DejaVuSerif-BoldItalic",
-        "STIXGeneralBolIta",
-        "cmb10",
-        "cmti10",
-        "cmtt10",
+        *("DejaVuSans-BoldOblique", "DejaVuSerif-BoldItalic", "STIXGeneralBolIta"),
+        *("cmb10", "cmti10", "cmtt10"),
     )
 
     def draw(self, rng: Generator, label: int, split: str, index: int) -> np.ndarray:
         """Render the letter; half of the test images use a font that training never shows."""
         fonts = self.test_fonts if split == "test" and index % 2 else self.train_fonts
-        fine = Image.new("L", (FINE, FINE))
-        centre = (FINE / 2, FINE / 2)
         font = _font(fonts[rng.integers(len(fonts))])
-        ImageDraw.Draw(fine).text(centre, self.classes[label], fill=255, font=font, anchor="mm")
+        fine = Image.new("L", (FINE, FINE))
+        ImageDraw.Draw(fine).text((FINE / 2, FINE / 2), self.classes[label], fill=255, font=font, anchor="mm")
         return _paint(rng, _moved(rng, fine, turn=12, zoom=(0.85, 1.1), shift=0.1) / 255, clutter=1)
 
 
@@ -131,31 +121,32 @@ def _font(name: str) -> ImageFont.FreeTypeFont:
     return ImageFont.truetype(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / f"{name}.ttf", 104)
 
 
+FIGURES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
+    "disc": lambda x, y: np.hypot(x, y) < 0.9,
+    "ring": lambda x, y: abs(np.hypot(x, y) - 0.75) < 0.2,
+    "triangle": lambda x, y: _polygon(x, y, 3) < 0.55,
+    "square": lambda x, y: np.maximum(abs(x), abs(y)) < 0.75,
+    "pentagon": lambda x, y: _polygon(x, y, 5) < 0.75,
+    "hexagon": lambda x, y: _polygon(x, y, 6) < 0.8,
+    "star": lambda x, y: _star(x, y) < 0.37,
+    "cross": lambda x, y: (np.minimum(abs(x), abs(y)) < 0.27) & (np.maximum(abs(x), abs(y)) < 0.9),
+    "heart": lambda x, y: (1.1 * x) ** 2 + (1.2 * y - 0.35 + 0.75 * np.sqrt(abs(x))) ** 2 < 0.85,
+    "crescent": lambda x, y: (np.hypot(x, y) < 0.9) & (np.hypot(x - 0.45, y) > 0.75),
+}
+
+
 class Shapes(Mini):
     """Solid and hollow figures, turned and stretched, over clutter."""
 
     name = "mini-shapes"
     title = "geometric shapes over clutter"
-
-    figures: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
-        "disc": lambda x, y: np.hypot(x, y) < 0.9,
-        "ring": lambda x, y: abs(np.hypot(x, y) - 0.75) < 0.2,
-        "triangle": lambda x, y: _polygon(x, y, 3) < 0.55,
-        "square": lambda x, y: np.maximum(abs(x), abs(y)) < 0.75,
-        "pentagon": lambda x, y: _polygon(x, y, 5) < 0.75,
-        "hexagon": lambda x, y: _polygon(x, y, 6) < 0.8,
-        "star": lambda x, y: _star(x, y) < 0.37,
-        "cross": lambda x, y: (np.minimum(abs(x), abs(y)) < 0.27) & (np.maximum(abs(x), abs(y)) < 0.9),
-        "heart": lambda x, y: (1.1 * x) ** 2 + (1.2 * y - 0.35 + 0.75 * np.sqrt(abs(x))) ** 2 < 0.85,
-        "crescent": lambda x, y: (np.hypot(x, y) < 0.9) & (np.hypot(x - 0.45, y) > 0.75),
-    }
-    classes = tuple(figures)
+    classes = tuple(FIGURES)
 
     def draw(self, rng: Generator, label: int, split: str, index: int) -> np.ndarray:
         """Draw one figure."""
         x, y = _plane(rng, turn=180, zoom=(0.6, 0.95), shift=0.15)
         stretch = rng.uniform(0.85, 1.15)
-        return _paint(rng, self.figures[self.classes[label]](x * stretch, y / stretch), clutter=3)
+        return _paint(rng, FIGURES[self.classes[label]](x * stretch, y / stretch), clutter=3)
 
 
 def _polygon(x: np.ndarray, y: np.ndarray, sides: int) -> np.ndarray:
@@ -171,34 +162,35 @@ def _star(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.hypot(x, y) * np.cos(2 * tenth - off_point)
 
 
+PATTERNS: dict[str, Callable[[np.ndarray, np.ndarray, Generator], np.ndarray]] = {
+    "stripes": lambda x, y, rng: _wrap(x) > 0,
+    "waves": lambda x, y, rng: _wrap(x + 0.25 * np.sin(np.pi * y)) > 0,
+    "zigzag": lambda x, y, rng: _wrap(x + abs(_wrap(y / 2)) * 2) > 0,
+    "checks": lambda x, y, rng: (_wrap(x / 1.5) > 0) ^ (_wrap(y / 1.5) > 0),
+    "bricks": lambda x, y, rng: (abs(_wrap(y)) < 0.4) & (abs(_wrap(x / 2 + np.floor(y) / 2)) < 0.45),
+    "parquet": lambda x, y, rng: (
+        np.where((_wrap(x / 3) > 0) ^ (_wrap(y / 3) > 0), _wrap(2 * x), _wrap(2 * y)) > 0
+    ),
+    "dots": lambda x, y, rng: np.hypot(_wrap(x), _wrap(y)) < 0.32,
+    "scales": lambda x, y, rng: _scales(x, y),
+    "cells": lambda x, y, rng: _cells(x, y, rng),
+    "marble": lambda x, y, rng: _wrap(x / 2 + 0.5 * _smooth(rng, 7)) > 0,
+}
+
+
 class Textures(Mini):
     """Patterns that fill the image, of any scale and direction, warped a little."""
 
     name = "mini-textures"
     title = "procedural textures"
-
-    patterns: dict[str, Callable[[np.ndarray, np.ndarray, Generator], np.ndarray]] = {
-        "stripes": lambda x, y, rng: _wrap(x) > 0,
-        "waves": lambda x, y, rng: _wrap(x + 0.25 * np.sin(np.pi * y)) > 0,
-        "zigzag": lambda x, y, rng: _wrap(x + abs(_wrap(y / 2)) * 2) > 0,
-        "checks": lambda x, y, rng: (_wrap(x / 1.5) > 0) ^ (_wrap(y / 1.5) > 0),
-        "bricks": lambda x, y, rng: (abs(_wrap(y)) < 0.4) & (abs(_wrap(x / 2 + np.floor(y) / 2)) < 0.45),
-        "parquet": lambda x, y, rng: (
-            np.where((_wrap(x / 3) > 0) ^ (_wrap(y / 3) > 0), _wrap(2 * x), _wrap(2 * y)) > 0
-        ),
-        "dots": lambda x, y, rng: np.hypot(_wrap(x), _wrap(y)) < 0.32,
-        "scales": lambda x, y, rng: _scales(x, y),
-        "cells": lambda x, y, rng: _cells(x, y, rng),
-        "marble": lambda x, y, rng: _wrap(x / 2 + 0.5 * _smooth(rng, 7)) > 0,
-    }
-    classes = tuple(patterns)
+    classes = tuple(PATTERNS)
 
     def draw(self, rng: Generator, label: int, split: str, index: int) -> np.ndarray:
         """Draw one pattern."""
         x, y = _plane(rng, turn=180, zoom=(0.2, 0.45), shift=1)
         warp = rng.uniform(0.05, 0.25)
         x, y = x + warp * _smooth(rng, 5), y + warp * _smooth(rng, 5)
-        return _paint(rng, self.patterns[self.classes[label]](x, y, rng), clutter=0)
+        return _paint(rng, PATTERNS[self.classes[label]](x, y, rng), clutter=0)
 
 
 def _wrap(values: np.ndarray) -> np.ndarray:
@@ -212,7 +204,7 @@ def _scales(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _cells(x: np.ndarray, y: np.ndarray, rng: Generator) -> np.ndarray:
-    """Cells around the points of a jittered lattice; their walls are where two points are about equally near."""
+    """Cells around the points of a jittered lattice; walls lie where two points are equally near."""
     jitter = rng.uniform(0.1, 0.9, (2, 64, 64)).astype(np.float32)
     x, y = x / 1.2, y / 1.2
     column, row = np.floor(x), np.floor(y)
@@ -224,33 +216,34 @@ def _cells(x: np.ndarray, y: np.ndarray, rng: Generator) -> np.ndarray:
     return second - first > 0.13
 
 
+# Each gives the number of the colour at (u, v), which run from -1 (hoist, top) to 1 (fly, bottom).
+LAYOUTS: dict[str, Callable[[np.ndarray, np.ndarray, float], np.ndarray]] = {
+    "horizontal bands": lambda u, v, w: np.digitize(v, (-0.33, 0.33)),
+    "vertical bands": lambda u, v, w: np.digitize(u, (-0.33, 0.33)),
+    "cross": lambda u, v, w: (abs(u + 0.3) < w) | (abs(v) < 1.4 * w),
+    "saltire": lambda u, v, w: abs(abs(u) - abs(v)) < 1.4 * w,
+    "disc": lambda u, v, w: np.hypot(1.5 * u, v) < 0.45 + w,
+    "canton": lambda u, v, w: np.where((u < w - 0.2) & (v < 0.1), 1, 2 * (_wrap(2.5 * v) > 0)),
+    "triangle": lambda u, v, w: np.where(u + 1 < (0.8 + w) * (1 - abs(v)), 2, v > 0),
+    "quarters": lambda u, v, w: (u > 0) ^ (v > 0),
+    "diagonal": lambda u, v, w: np.digitize(u + v, (-w, w)),
+    "border": lambda u, v, w: np.maximum(1.5 * abs(u) - 0.5, abs(v)) < 1 - 2 * w,
+}
+
+
 class Flags(Mini):
     """Layouts of flags in any colours, waving, some with an emblem."""
 
     name = "mini-flags"
     title = "layouts of waving flags"
-
-    # Each gives the number of the colour at (u, v), which run from -1 (hoist, top) to 1 (fly, bottom).
-    layouts: dict[str, Callable[[np.ndarray, np.ndarray, float], np.ndarray]] = {
-        "horizontal bands": lambda u, v, w: np.digitize(v, (-0.33, 0.33)),
-        "vertical bands": lambda u, v, w: np.digitize(u, (-0.33, 0.33)),
-        "cross": lambda u, v, w: (abs(u + 0.3) < w) | (abs(v) < 1.4 * w),
-        "saltire": lambda u, v, w: abs(abs(u) - abs(v)) < 1.4 * w,
-        "disc": lambda u, v, w: np.hypot(1.5 * u, v) < 0.45 + w,
-        "canton": lambda u, v, w: np.where((u < w - 0.2) & (v < 0.1), 1, 2 * (_wrap(2.5 * v) > 0)),
-        "triangle": lambda u, v, w: np.where(u + 1 < (0.8 + w) * (1 - abs(v)), 2, v > 0),
-        "quarters": lambda u, v, w: (u > 0) ^ (v > 0),
-        "diagonal": lambda u, v, w: (u + v > w) + (u + v > -w),
-        "border": lambda u, v, w: np.maximum(1.5 * abs(u) - 0.5, abs(v)) < 1 - 2 * w,
-    }
-    classes = tuple(layouts)
+    classes = tuple(LAYOUTS)
 
     def draw(self, rng: Generator, label: int, split: str, index: int) -> np.ndarray:
         """Draw one flag."""
         x, y = _plane(rng, turn=15, zoom=(0.6, 0.95), shift=0.15)
         phase = rng.uniform(2, 5) * x + rng.uniform(0, 6.3)
         u, v = x, 1.5 * (y + rng.uniform(0.03, 0.12) * np.sin(phase))
-        colour = self.layouts[self.classes[label]](u, v, rng.uniform(0.12, 0.25)).astype(np.int8)
+        colour = LAYOUTS[self.classes[label]](u, v, rng.uniform(0.12, 0.25)).astype(np.int8)
         if rng.random() < 0.5:
             du, dv, radius = rng.uniform(-0.7, 0.7), rng.uniform(-0.6, 0.6), rng.uniform(0.1, 0.3)
             colour[np.hypot(1.5 * (u - du), v - dv) < radius] = 3
@@ -262,13 +255,12 @@ class Flags(Mini):
 
 def _plane(rng: Generator, turn: float, zoom: tuple[float, float], shift: float) -> Plane:
     """Coordinates turned by up to `turn` degrees, moved by up to `shift`, with the unit `zoom` long."""
-    angle, unit = np.deg2rad(rng.uniform(-turn, turn)), rng.uniform(*zoom)
+    angle, unit = math.radians(rng.uniform(-turn, turn)), rng.uniform(*zoom)
     axis = np.linspace(-1, 1, FINE, dtype=np.float32)
-    x, y = (
-        (axis - rng.uniform(-shift, shift))[None, :] / unit,
-        (axis - rng.uniform(-shift, shift))[:, None] / unit,
-    )
-    return np.cos(angle) * x + np.sin(angle) * y, np.cos(angle) * y - np.sin(angle) * x
+    x = (axis - rng.uniform(-shift, shift))[None, :] / unit
+    y = (axis - rng.uniform(-shift, shift))[:, None] / unit
+    cos, sin = math.cos(angle), math.sin(angle)
+    return cos * x + sin * y, cos * y - sin * x
 
 
 def _moved(
@@ -276,10 +268,9 @@ def _moved(
 ) -> np.ndarray:
     """The image as `_plane` would place it."""
     x, y = (FINE / 2 * (axis + 1) for axis in _plane(rng, turn, zoom, shift))
-    rows = (x[0, 1] - x[0, 0], x[1, 0] - x[0, 0], x[0, 0], y[0, 1] - y[0, 0], y[1, 0] - y[0, 0], y[0, 0])
-    return np.asarray(
-        image.transform(image.size, Image.Transform.AFFINE, rows, Image.Resampling.BILINEAR), np.float32
-    )
+    affine = (x[0, 1] - x[0, 0], x[1, 0] - x[0, 0], x[0, 0], y[0, 1] - y[0, 0], y[1, 0] - y[0, 0], y[0, 0])
+    moved = image.transform(image.size, Image.Transform.AFFINE, affine, Image.Resampling.BILINEAR)
+    return np.asarray(moved, np.float32)
 
 
 def _paint(rng: Generator, ink: np.ndarray, clutter: int) -> np.ndarray:
@@ -298,9 +289,8 @@ def _colours(rng: Generator, count: int, apart: float) -> list[tuple[int, int, i
     chosen: list[tuple[int, int, int]] = []
     while len(chosen) < count:
         hue, saturation, value = rng.random(3).tolist()
-        r, g, b = (
-            int(255 * c) for c in colorsys.hsv_to_rgb(hue, 0.15 + 0.75 * saturation, 0.15 + 0.85 * value)
-        )
+        colour = colorsys.hsv_to_rgb(hue, 0.15 + 0.75 * saturation, 0.15 + 0.85 * value)
+        r, g, b = (int(255 * part) for part in colour)
         distances = (0.3 * (r - o[0]) ** 2 + 0.59 * (g - o[1]) ** 2 + 0.11 * (b - o[2]) ** 2 for o in chosen)
         if all(distance > apart**2 for distance in distances):
             chosen.append((r, g, b))
