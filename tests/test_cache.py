@@ -224,9 +224,7 @@ def test_fingerprint_follows_content_and_labels_not_place_or_store(tmp_path: Pat
     assert fingerprint(here[::-1], labels) != reference
 
 
-@pytest.mark.parametrize(
-    "damage", ["short", "long", "no pixels", "no index", "broken index", "foreign index"]
-)
+@pytest.mark.parametrize("damage", ["short", "long", "no pixels", "no index", "broken index", "foreign index"])
 def test_damaged_cache_is_rebuilt(tmp_path: Path, damage: str):
     paths = photos(tmp_path / "in")
     first = decode(split(paths), BIG, cache=tmp_path / "cache")
@@ -384,7 +382,5 @@ def test_arrays_stay_in_memory_and_shrink_like_files(tmp_path: Path):
     changed = pixels.copy()
     changed[4, 19, 29, 2] ^= 1
     assert decode(Split(ArraySource(changed), np.arange(5)), BIG).fingerprint != fingerprint
-    assert (
-        decode(Split(ArraySource(pixels.reshape(5, 30, 20, 3)), np.arange(5)), BIG).fingerprint != fingerprint
-    )
+    assert decode(Split(ArraySource(pixels.reshape(5, 30, 20, 3)), np.arange(5)), BIG).fingerprint != fingerprint
     assert pixels.flags.writeable

@@ -65,9 +65,7 @@ def write_cifar(path: Path, images: np.ndarray, labels: list[int], coarse: int |
 def make_cifar10(root: Path) -> tuple[np.ndarray, np.ndarray]:
     folder, train, test = root / "cifar-10-batches-bin", draw(10, 32, 32, 3), draw(3, 32, 32, 3, seed=1)
     for batch in range(5):
-        write_cifar(
-            folder / f"data_batch_{batch + 1}.bin", train[2 * batch :][:2], [2 * batch, 2 * batch + 1]
-        )
+        write_cifar(folder / f"data_batch_{batch + 1}.bin", train[2 * batch :][:2], [2 * batch, 2 * batch + 1])
     write_cifar(folder / "test_batch.bin", test, [9, 0, 5])
     (folder / "batches.meta.txt").write_text("\n".join("abcdefghij") + "\n\n")
     return train, test
@@ -209,9 +207,7 @@ def make_svhn(root: Path) -> np.ndarray:
 
 def write_svhn(root: Path, split: str, images: np.ndarray, labels: np.ndarray) -> Path:
     path = root / "SVHN" / f"{split}_32x32.mat"
-    savemat(
-        path, {"X": images.transpose(1, 2, 3, 0), "y": labels.astype(np.uint8)[:, None]}, do_compression=True
-    )
+    savemat(path, {"X": images.transpose(1, 2, 3, 0), "y": labels.astype(np.uint8)[:, None]}, do_compression=True)
     return path
 
 
@@ -323,9 +319,7 @@ def test_imagenet_r_split_follows_from_file_names(tmp_path: Path):
     assert sorted(tmp_path.rglob("*")) == before
 
     folder = tmp_path / "imagenet-r"
-    ranked = sorted(
-        files, key=lambda file: hashlib.sha256(f"imagenet-r split v1:{file}".encode()).hexdigest()
-    )
+    ranked = sorted(files, key=lambda file: hashlib.sha256(f"imagenet-r split v1:{file}".encode()).hexdigest())
     assert paths(dataset.test) == sorted(folder / file for file in ranked[:200])
     assert paths(dataset.train) == sorted(folder / file for file in ranked[200:])
     wnids = sorted({file.split("/")[0] for file in files})

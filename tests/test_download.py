@@ -416,9 +416,7 @@ def test_what_a_killed_run_left_is_cleared_away(tmp_path: Path, site: Site):
 HOSTILE: dict[str, Callable[[Path], bytes]] = {
     "absolute.tar": lambda evil: tar([*GOOD, (str(evil), b"!")]),
     "climbing.tar": lambda evil: tar([*GOOD, ("set/../../evil", b"!")]),
-    "symlink.tar": lambda evil: tar(
-        [*GOOD, ("set/out", special(tarfile.SYMTYPE, "..")), ("set/out/evil", b"!")]
-    ),
+    "symlink.tar": lambda evil: tar([*GOOD, ("set/out", special(tarfile.SYMTYPE, "..")), ("set/out/evil", b"!")]),
     "absolute-link.tar": lambda evil: tar([*GOOD, ("set/out", special(tarfile.SYMTYPE, "/etc/passwd"))]),
     "hardlink.tar": lambda evil: tar([*GOOD, ("set/out", special(tarfile.LNKTYPE, "../secret"))]),
     "fifo.tar": lambda evil: tar([*GOOD, ("set/pipe", special(tarfile.FIFOTYPE))]),

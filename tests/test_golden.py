@@ -1,6 +1,7 @@
 """The authors' own model on small random weights: features, logits, selections, losses and gradients must agree."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,9 @@ class Golden:
         with np.load(GOLDEN / f"{name}.npz") as file:
             self.file = {key: torch.from_numpy(np.asarray(file[key])) for key in file.files}
         path = folder / "backbone.npz"
-        arrays = {k.removeprefix("backbone/"): v.numpy() for k, v in self.file.items() if k.startswith("backbone/")}
+        arrays: Any = {
+            k.removeprefix("backbone/"): v.numpy() for k, v in self.file.items() if k.startswith("backbone/")
+        }
         np.savez(path, **arrays)
         checkpoint = weights.read(str(path))
         assert checkpoint.config.heads == int(self["heads"])
@@ -47,7 +50,9 @@ class Golden:
         """Give the method the first `tasks` tasks, so that the last of them is the one in training."""
         e_prompts = self["e_prompt"].flatten(-2)  # (layers, 2, tasks, length, dim)
         kernel, bias = self["backbone/head/kernel"], self["backbone/head/bias"]
-        state = {"bank.g_prompt": self["g_prompt"].flatten(-2) if "g_prompt" in self.file else self.method.bank.g_prompt}
+        state: Any = {
+            "bank.g_prompt": self["g_prompt"].flatten(-2) if "g_prompt" in self.file else self.method.bank.g_prompt
+        }
         for task in range(tasks):
             rows = slice(task * self.per_task, (task + 1) * self.per_task)
             state |= {

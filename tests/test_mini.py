@@ -64,7 +64,6 @@ def test_an_image_depends_on_its_own_identity_only(name: str, monkeypatch: pytes
     whole = loaded(name)
     monkeypatch.setattr(mini, "TRAIN_PER_CLASS", 3)
     monkeypatch.setattr(mini, "TEST_PER_CLASS", 2)
-    mini._digits.cache_clear()
     np.random.seed(1)  # global state must not matter
     few = DATASETS[name].load(NOWHERE)
     for label in range(10):

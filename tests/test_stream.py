@@ -34,9 +34,7 @@ class Drawn(Reader):
 
     def load(self, root: Path) -> Dataset:
         classes = tuple(f"k{i}" for i in range(len(self.train_counts)))
-        return Dataset(
-            self.name, classes, self._split(self.train_counts, 0), self._split(self.test_counts, 1)
-        )
+        return Dataset(self.name, classes, self._split(self.train_counts, 0), self._split(self.test_counts, 1))
 
     def _split(self, counts: list[int], blue: int) -> Split:
         rows = [(label, number, blue) for label, count in enumerate(counts) for number in range(count)]
@@ -144,9 +142,7 @@ def test_shuffle_is_a_permutation_that_the_seed_determines():
     assert sorted(orders[0]) == sorted(orders[1]) == sorted(fixed)
     assert orders[0] == orders[2]
     assert len({fixed, orders[0], orders[1]}) == 3
-    pinned = [
-        stream(seed=seed, tasks=8, class_order="shuffled", class_order_seed=1).classes for seed in (0, 5)
-    ]
+    pinned = [stream(seed=seed, tasks=8, class_order="shuffled", class_order_seed=1).classes for seed in (0, 5)]
     assert pinned == [orders[1], orders[1]]
 
 
@@ -156,8 +152,7 @@ def test_tasks_given_by_content_are_shuffled_whole():
     assert [list(task.classes) for task in as_given.tasks] == tasks
     assert [task.name for task in as_given.tasks] == ["task 1", "task 2", "task 3"]
     orders = {
-        tuple(task.classes for task in stream(seed=s, tasks=tasks, class_order="shuffled").tasks)
-        for s in range(20)
+        tuple(task.classes for task in stream(seed=s, tasks=tasks, class_order="shuffled").tasks) for s in range(20)
     }
     assert len(orders) > 2
     assert all(sorted(map(list, order)) == sorted(tasks) for order in orders)
@@ -323,9 +318,7 @@ def test_refusals_are_one_line_that_names_the_fault(fields: dict[str, Any], mess
 
 
 def test_the_same_class_in_two_folders_is_refused(tmp_path: Path):
-    folders = [
-        str(image_folder(tmp_path / name, classes)) for name, classes in (("one", "ab"), ("two", "cb"))
-    ]
+    folders = [str(image_folder(tmp_path / name, classes)) for name, classes in (("one", "ab"), ("two", "cb"))]
     with pytest.raises(DualPromptError, match=r"class 'b' is in two tasks, 1 \('one'\) and 2 \('two'\)"):
         stream(folders)
 

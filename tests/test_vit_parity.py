@@ -102,9 +102,7 @@ def test_positions_are_interpolated_as_pillow_does(grid: int, tmp_path: Path) ->
     np.testing.assert_array_equal(network.pos_embed[0, 0].numpy(), trained[0])
 
 
-def random_google(
-    dim: int = 24, heads: int = 2, depth: int = 2, mlp: int = 40, patch: int = 8, grid: int = 3
-) -> dict:
+def random_google(dim: int = 24, heads: int = 2, depth: int = 2, mlp: int = 40, patch: int = 8, grid: int = 3) -> dict:
     """Random weights under the names and in the shapes of Google's .npz files, heads included."""
     random = np.random.default_rng(7)
     shapes: dict[str, tuple[int, ...]] = {
@@ -174,11 +172,7 @@ def google_feature(arrays: dict[str, np.ndarray], image: np.ndarray) -> np.ndarr
         likely = np.exp(scores - scores.max(-1, keepdims=True))
         likely /= likely.sum(-1, keepdims=True)
         mixed = np.einsum("hqk,hkc->qhc", likely, v)
-        x = (
-            x
-            + np.einsum("qhc,hcd->qd", mixed, arrays[f"{attention}/out/kernel"])
-            + arrays[f"{attention}/out/bias"]
-        )
+        x = x + np.einsum("qhc,hcd->qd", mixed, arrays[f"{attention}/out/kernel"]) + arrays[f"{attention}/out/bias"]
         y = layer_norm(x, f"{block}/LayerNorm_2")
         mlp = f"{block}/MlpBlock_3"
         hidden = gelu(y @ arrays[f"{mlp}/Dense_0/kernel"] + arrays[f"{mlp}/Dense_0/bias"])

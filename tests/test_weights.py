@@ -71,9 +71,7 @@ def test_embedded() -> None:
         "bilinear",
     )
     assert (info.licence, info.normalisation, info.parameters) == ("Apache-2.0", "checkpoint", 5_499_072)
-    assert checkpoint.config == ViTConfig(
-        image_size=128, patch_size=16, dim=192, depth=12, heads=3, mlp_dim=768
-    )
+    assert checkpoint.config == ViTConfig(image_size=128, patch_size=16, dim=192, depth=12, heads=3, mlp_dim=768)
     assert {tensor.dtype for tensor in checkpoint.tensors.values()} == {torch.float32}  # stored in fp16
     assert json.loads(json.dumps(asdict(info)))["mean"] == [0.5, 0.5, 0.5]
     model = weights.build(checkpoint)
@@ -115,9 +113,7 @@ def test_architecture_survives_the_file(config: ViTConfig, tmp_path: Path) -> No
 
 
 def test_header_of_a_safetensors_file(tmp_path: Path) -> None:
-    info = weights.read(
-        write(tmp_path / "w.safetensors", random_tensors(), {**HEADER, "license": "mit"})
-    ).info
+    info = weights.read(write(tmp_path / "w.safetensors", random_tensors(), {**HEADER, "license": "mit"})).info
     assert (info.mean, info.std, info.interpolation) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6), "bilinear")
     assert (info.input_size, info.licence, info.normalisation) == (24, "mit", "checkpoint")
 
@@ -160,11 +156,7 @@ def test_original_dinov2_names(tmp_path: Path) -> None:
     tensors = random_tensors(config)
     renamed = {"mask_token": torch.zeros(1, 64)}
     for name, tensor in tensors.items():
-        name = (
-            name.replace("reg_token", "register_tokens")
-            .replace("mlp.fc1", "mlp.w12")
-            .replace("mlp.fc2", "mlp.w3")
-        )
+        name = name.replace("reg_token", "register_tokens").replace("mlp.fc1", "mlp.w12").replace("mlp.fc2", "mlp.w3")
         renamed[name.replace("blocks.", "blocks.0.")] = tensor
     checkpoint = weights.read(write(tmp_path / "w.safetensors", renamed))
     assert checkpoint.config == config
@@ -287,9 +279,7 @@ def test_short_name_is_a_hub_id(hub: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "name", ["owner/absent", "vit-l16-in21k", "owner/vit.tiny@nosuchbranch", "own--er/-bad-"]
-)
+@pytest.mark.parametrize("name", ["owner/absent", "vit-l16-in21k", "owner/vit.tiny@nosuchbranch", "own--er/-bad-"])
 def test_hub_id_that_cannot_be_fetched(hub: Path, name: str) -> None:
     message = message_of(name)
     assert "could not be fetched" in message
@@ -306,9 +296,7 @@ def test_unknown_name_gets_the_nearest() -> None:
 
 
 def test_listing_needs_no_torch() -> None:
-    program = (
-        "import sys, dualprompt.backbones.known as it; sys.exit(not it.known() or 'torch' in sys.modules)"
-    )
+    program = "import sys, dualprompt.backbones.known as it; sys.exit(not it.known() or 'torch' in sys.modules)"
     paths = {"PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ, **paths})
     assert {"name", "title", "source", "licence", "needs_network"} == set(known()[0])
@@ -316,9 +304,7 @@ def test_listing_needs_no_torch() -> None:
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth", ".pt", ".bin", ".npz"])
-@pytest.mark.parametrize(
-    "content", [b"", b"PK\x03\x04 and then nothing", b"\x93NUMPY", bytes(range(256)) * 10]
-)
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 and then nothing", b"\x93NUMPY", bytes(range(256)) * 10])
 def test_corrupt_file(suffix: str, content: bytes, tmp_path: Path) -> None:
     file = tmp_path / f"broken{suffix}"
     file.write_bytes(content)
@@ -347,9 +333,7 @@ def test_missing_file(name: str) -> None:
 def test_files_that_are_no_weights(tmp_path: Path) -> None:
     (tmp_path / "w.ckpt").write_bytes(b"x")
     assert ".safetensors, .pth" in message_of(tmp_path / "w.ckpt")
-    (tmp_path / "w.safetensors").write_bytes(
-        b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
-    )
+    (tmp_path / "w.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
     assert "git lfs pull" in message_of(tmp_path / "w.safetensors")
     torch.save([1, 2], tmp_path / "list.pth")
     assert "expected a state dict, found list" in message_of(tmp_path / "list.pth")
@@ -405,9 +389,7 @@ def test_wrong_shape_is_refused_by_name(name: str, tmp_path: Path) -> None:
 def test_value_that_is_not_finite_is_refused_by_name(value: float, tmp_path: Path) -> None:
     tensors = random_tensors()
     tensors["blocks.1.mlp.fc2.weight"][3, 5] = value
-    assert "'blocks.1.mlp.fc2.weight' holds NaN or infinity" in message_of(
-        write(tmp_path / "w.safetensors", tensors)
-    )
+    assert "'blocks.1.mlp.fc2.weight' holds NaN or infinity" in message_of(write(tmp_path / "w.safetensors", tensors))
 
 
 def test_empty_tensor_is_refused_by_name(tmp_path: Path) -> None:

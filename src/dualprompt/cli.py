@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dualprompt import __version__
-from dualprompt.errors import DualPromptError, nearest
+from dualprompt.errors import DualPromptError, InterruptedRunError, nearest
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         options.do(options)
     except DualPromptError as error:
         sys.stderr.write(f"dualprompt: error: {error}\n")
-        return 130 if type(error).__name__ == "Interrupted" else 2
+        return 130 if isinstance(error, InterruptedRunError) else 2
     except KeyboardInterrupt:
         sys.stderr.write("dualprompt: stopped\n")
         return 130
@@ -207,7 +207,10 @@ def emit(options: argparse.Namespace, value: Any, *tables: Table | str) -> None:
     if not console.is_terminal:
         console = Console(width=140)
     for table in tables:
-        console.print(table, **({"markup": False, "soft_wrap": True} if isinstance(table, str) else {}))
+        if isinstance(table, str):
+            console.print(table, markup=False, highlight=False, soft_wrap=True)
+        else:
+            console.print(table)
 
 
 def do_run(options: argparse.Namespace) -> None:
@@ -232,9 +235,7 @@ def do_run(options: argparse.Namespace) -> None:
     overrides |= {key: value for key, value in flags.items() if value is not None}
     first = compose(options.preset, options.recipe, overrides)
     resolved = method_config(first.method).model_dump(mode="json")
-    configs = [
-        first.model_copy(update={"seed": first.seed + n, "method": resolved}) for n in range(options.seeds)
-    ]
+    configs = [first.model_copy(update={"seed": first.seed + n, "method": resolved}) for n in range(options.seeds)]
     name = f"{Path(options.preset).stem}-{first.method['name']}-{time.strftime('%Y%m%d-%H%M%S')}"
     out = options.out or Path("runs") / name
     with Terminal() as terminal:
@@ -262,7 +263,6 @@ def conclude(options: argparse.Namespace, runs: list[Run]) -> None:
         return  # another process of the same run speaks
     from dualprompt.studies import publish, tables
 
-    folder = runs[0].folder if len({run.folder.parent for run in runs}) != 1 else runs[0].folder
     folder = group_folder(runs)
     pictures = publish.publish_group(runs, folder)
     results = [run.result() for run in runs]
@@ -348,9 +348,9 @@ def do_data(options: argparse.Namespace) -> None:
     summaries = []
     for name in names:
         dataset = load_dataset(name, root)
-        default = Path(f"{dataset.name}.png")
-        picture = options.out if options.out and len(names) == 1 else default
-        picture = options.out.with_name(f"{options.out.stem}-{dataset.name}.png") if options.out and len(names) > 1 else picture
+        picture = options.out or Path(f"{dataset.name}.png")
+        if options.out and len(names) > 1:  # a picture for each member of a group
+            picture = options.out.with_name(f"{options.out.stem}-{dataset.name}{options.out.suffix}")
         summaries.append(gallery.summary(dataset) | {"gallery": str(gallery.gallery(dataset, picture))})
     emit(options, summaries[0] if len(summaries) == 1 else summaries, *(gallery.table(s) for s in summaries))
 

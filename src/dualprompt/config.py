@@ -21,19 +21,20 @@ class Strict(BaseModel):
 class BenchmarkConfig(Strict):
     """Which images come in which order."""
 
-    name: str = Field("custom", description="what tables call the benchmark")
+    name: str = Field(default="custom", description="what tables call the benchmark")
     dataset: str | list[str] = Field(description="dataset name or image folder; a list is one task for each")
-    root: str | None = Field(None, description="folder that holds the datasets (default: $DUALPROMPT_DATA)")
+    root: str | None = Field(default=None, description="folder that holds the datasets (default: $DUALPROMPT_DATA)")
     tasks: int | list[int] | list[list[str]] | None = Field(
-        None, description="number of equal tasks, or class counts, or class names a task; None for a list"
+        default=None,
+        description="number of equal tasks, or class counts, or class names a task; None for a list",
     )
-    class_order: Literal["fixed", "shuffled"] = Field("fixed", description="as given, or shuffled by seed")
-    class_order_seed: int | None = Field(None, ge=0, description="seed of the shuffle (default: the run's)")
-    validation: float = Field(0.0, ge=0, lt=1, description="share of each class's training images held out")
-    evaluate_on: Literal["test", "validation"] = Field("test", description="split that evaluation reads")
-    train_per_class: int | None = Field(None, ge=1, description="use only the first N training images a class")
-    test_share: float = Field(0.2, gt=0, lt=1, description="test share of a folder without train/ and test/")
-    skip_bad: bool = Field(False, description="leave out unreadable images (counted) instead of refusing")
+    class_order: Literal["fixed", "shuffled"] = Field(default="fixed", description="as given, or shuffled by seed")
+    class_order_seed: int | None = Field(default=None, ge=0, description="seed of the shuffle (default: the run's)")
+    validation: float = Field(default=0.0, ge=0, lt=1, description="share of each class's training images held out")
+    evaluate_on: Literal["test", "validation"] = Field(default="test", description="split that evaluation reads")
+    train_per_class: int | None = Field(default=None, ge=1, description="use only the first N training images a class")
+    test_share: float = Field(default=0.2, gt=0, lt=1, description="test share of a folder without train/ and test/")
+    skip_bad: bool = Field(default=False, description="leave out unreadable images (counted) instead of refusing")
 
     @model_validator(mode="after")
     def _consistent(self) -> BenchmarkConfig:
@@ -47,24 +48,25 @@ class BenchmarkConfig(Strict):
 class BackboneConfig(Strict):
     """The frozen network."""
 
-    name: str = Field("embedded", description="embedded, a known name, a hub id, or a weights file")
-    input_size: int | None = Field(None, ge=16, description="pixels a side (default: the checkpoint's)")
-    gelu: Literal["exact", "tanh"] = Field("exact", description="GELU flavour; the official code uses tanh")
+    name: str = Field(default="embedded", description="embedded, a known name, a hub id, or a weights file")
+    input_size: int | None = Field(default=None, ge=16, description="pixels a side (default: the checkpoint's)")
+    gelu: Literal["exact", "tanh"] = Field(default="exact", description="GELU flavour; the official code uses tanh")
 
 
 class TrainConfig(Strict):
     """The recipe: what the one training loop does for each task."""
 
-    recipe: str = Field("custom", description="name of the recipe these values come from")
-    epochs: int = Field(5, ge=1)
-    batch_size: int = Field(128, ge=1, description="global batch, over all devices")
-    lr: float = Field(0.005, gt=0)
-    lr_scale: Literal["none", "batch/256"] = Field("none", description="multiply lr by batch_size/256 or not")
+    recipe: str = Field(default="custom", description="name of the recipe these values come from")
+    epochs: int = Field(default=5, ge=1)
+    batch_size: int = Field(default=128, ge=1, description="global batch, over all devices")
+    lr: float = Field(default=0.005, gt=0)
+    lr_scale: Literal["none", "batch/256"] = Field(default="none", description="multiply lr by batch_size/256 or not")
     betas: tuple[float, float] = (0.9, 0.999)
-    clip: float | None = Field(None, gt=0, description="largest global gradient norm")
+    clip: float | None = Field(default=None, gt=0, description="largest global gradient norm")
     augment: Literal["none", "random_resized_crop"] = "none"
     query_view: Literal["augmented", "fixed"] = Field(
-        "augmented", description="image that the key-training query sees: the augmented one, or the test view"
+        default="augmented",
+        description="image that the key-training query sees: the augmented one, or the test view",
     )
 
     @property
@@ -76,32 +78,33 @@ class TrainConfig(Strict):
 class EvaluateConfig(Strict):
     """How test images are shown and judged."""
 
-    batch_size: int = Field(128, ge=1)
+    batch_size: int = Field(default=128, ge=1)
     view: Literal["resize", "centre_crop"] = Field(
-        "resize", description="whole image squeezed to the input, or short side ·256/224 and the centre cut"
+        default="resize",
+        description="whole image squeezed to the input, or short side ·256/224 and the centre cut",
     )
 
 
 class CheckpointConfig(Strict):
     """When the run saves itself; it also does at each epoch's and task's end."""
 
-    every_seconds: float = Field(60.0, ge=0)
+    every_seconds: float = Field(default=60.0, ge=0)
 
 
 class RunConfig(Strict):
     """Everything that decides a run's result, and how it is carried out."""
 
     benchmark: BenchmarkConfig
-    backbone: BackboneConfig = BackboneConfig()  # pyright: ignore[reportCallIssue]
-    method: dict[str, Any] = Field({"name": "dualprompt"}, description="name and options of the method")
-    train: TrainConfig = TrainConfig()  # pyright: ignore[reportCallIssue]
-    evaluate: EvaluateConfig = EvaluateConfig()  # pyright: ignore[reportCallIssue]
-    checkpoint: CheckpointConfig = CheckpointConfig()  # pyright: ignore[reportCallIssue]
-    seed: int = Field(0, ge=0)
+    backbone: BackboneConfig = BackboneConfig()
+    method: dict[str, Any] = Field(default={"name": "dualprompt"}, description="name and options of the method")
+    train: TrainConfig = TrainConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    seed: int = Field(default=0, ge=0)
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    devices: int = Field(1, ge=1, description="processes a machine, one device each")
-    nodes: int = Field(1, ge=1)
-    precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="auto: bf16 on CUDA, else fp32")
+    devices: int = Field(default=1, ge=1, description="processes a machine, one device each")
+    nodes: int = Field(default=1, ge=1)
+    precision: Literal["auto", "fp32", "bf16"] = Field(default="auto", description="auto: bf16 on CUDA, else fp32")
 
 
 def parse(model: type[Strict], values: dict[str, Any], where: str = "") -> Any:

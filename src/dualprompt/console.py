@@ -7,9 +7,8 @@ from collections.abc import Iterator
 
 from rich.console import Console
 from rich.filesize import decimal
-from rich.progress import BarColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, ProgressColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
-from rich.progress import ProgressColumn
 from rich.text import Text
 
 from dualprompt.progress import Bar, Progress

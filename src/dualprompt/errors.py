@@ -10,6 +10,10 @@ class DualPromptError(Exception):
     """A mistake the user can mend. The command prints its message and exits with code 2."""
 
 
+class InterruptedRunError(DualPromptError):
+    """A run was asked to stop and saved itself first; the command exits with code 130."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return a phrase that helps someone who mistyped `name`: the nearest known name, then all of them."""
     names = sorted(known)

@@ -42,9 +42,7 @@ def disk_errors(path: Path) -> Iterator[None]:
                 "(what was there before is untouched)"
             ) from error
         if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOTDIR, errno.EISDIR):
-            raise DualPromptError(
-                f"{path} cannot be written ({error.strerror}); choose another place"
-            ) from error
+            raise DualPromptError(f"{path} cannot be written ({error.strerror}); choose another place") from error
         raise
 
 

@@ -34,7 +34,12 @@ def benchmarks() -> list[Row]:
          "download": any(DATASETS[part].remotes for part in parts)}
         for name, parts in GROUPS.items()
     ]  # fmt: skip
-    folder = {"name": "a folder", "title": "class folders of images, yours", "licence": "yours", "download": False}
+    folder = {
+        "name": "a folder",
+        "title": "class folders of images, yours",
+        "licence": "yours",
+        "download": False,
+    }
     return [*rows, *groups, folder]
 
 
@@ -51,7 +56,14 @@ def presets() -> list[Row]:
     for name in preset_names():
         values = load_preset(name)
         recipes = list(values["recipes"])
-        rows.append({"name": name, "title": values["title"], "recipes": recipes, "backbone": values["backbone"]["name"]})
+        rows.append(
+            {
+                "name": name,
+                "title": values["title"],
+                "recipes": recipes,
+                "backbone": values["backbone"]["name"],
+            }
+        )
     return rows
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 from dualprompt.errors import DualPromptError, nearest
 
 T = TypeVar("T")
+S = TypeVar("S")
 
 
 class Registry(Generic[T]):
@@ -21,13 +22,13 @@ class Registry(Generic[T]):
         self._things: dict[str, T] = {}
         self._discovered = False
 
-    def register(self, name: str) -> Callable[[T], T]:
+    def register(self, name: str) -> Callable[[S], S]:
         """Return a decorator that files the decorated thing under `name`."""
 
-        def file(thing: T) -> T:
+        def file(thing: S) -> S:
             if name in self._things:
                 raise ValueError(f"{self.kind} '{name}' is registered twice")
-            self._things[name] = thing
+            self._things[name] = cast(T, thing)  # a checker keeps the exact type of what is decorated
             return thing
 
         return file

@@ -26,9 +26,7 @@ def infer(converted: Converted, heads: int | None, eps: float, where: str) -> Vi
     tensors = converted.tensors
     for name, tensor in tensors.items():
         if not tensor.numel():
-            raise DualPromptError(
-                f"{where}: tensor '{converted.sources[name]}' is empty; use an undamaged file"
-            )
+            raise DualPromptError(f"{where}: tensor '{converted.sources[name]}' is empty; use an undamaged file")
     for name, dimensions in (("patch_embed.proj.weight", 4), ("cls_token", 3), ("pos_embed", 3)):
         if name not in tensors:
             raise DualPromptError(f"{where}: missing tensor '{name}' (timm's name); {SUPPORTED}")
@@ -40,9 +38,7 @@ def infer(converted: Converted, heads: int | None, eps: float, where: str) -> Vi
     numbers = {int(found[1]) for found in map(re.compile(r"blocks\.(\d+)\.").match, tensors) if found}
     absent = sorted(set(range(len(numbers) or 1)) - numbers)
     if absent:
-        raise DualPromptError(
-            f"{where}: missing tensor 'blocks.{absent[0]}.norm1.weight', and the rest of that layer"
-        )
+        raise DualPromptError(f"{where}: missing tensor 'blocks.{absent[0]}.norm1.weight', and the rest of that layer")
     dim = _usual(tensors, "norm1.weight", 0, where)
     mlp_dim = _usual(tensors, "mlp.fc2.weight", 1, where)
     distilled = "dist_token" in tensors
@@ -77,9 +73,7 @@ def infer(converted: Converted, heads: int | None, eps: float, where: str) -> Vi
 
 def _usual(tensors: Mapping[str, Tensor], part: str, axis: int, where: str) -> int:
     shapes = [
-        tensor.shape
-        for name, tensor in tensors.items()
-        if re.fullmatch(rf"blocks\.\d+\.{re.escape(part)}", name)
+        tensor.shape for name, tensor in tensors.items() if re.fullmatch(rf"blocks\.\d+\.{re.escape(part)}", name)
     ]
     sizes = [shape[axis] for shape in shapes if len(shape) > axis]
     if not sizes:
@@ -95,9 +89,7 @@ def _heads(dim: int, said: int | None, where: str) -> int:
         )
     heads = said or (16 if dim in _SIXTEEN_HEADS else dim // 64)
     if dim % heads:
-        raise DualPromptError(
-            f"{where}: {heads} attention heads do not divide {dim} channels; correct the metadata"
-        )
+        raise DualPromptError(f"{where}: {heads} attention heads do not divide {dim} channels; correct the metadata")
     return heads
 
 
@@ -124,9 +116,7 @@ def verify(converted: Converted, config: ViTConfig, where: str) -> dict[str, Ten
             )
         verified[name] = tensor.float().contiguous()
         if not bool(torch.isfinite(verified[name]).all()):
-            raise DualPromptError(
-                f"{where}: tensor '{sources[name]}' holds NaN or infinity; use an undamaged file"
-            )
+            raise DualPromptError(f"{where}: tensor '{sources[name]}' holds NaN or infinity; use an undamaged file")
     return verified
 
 

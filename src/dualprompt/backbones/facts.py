@@ -107,9 +107,7 @@ def _json(path: Path) -> dict[str, Any]:
     except (ValueError, OSError) as error:
         raise DualPromptError(f"{path} is not readable JSON ({error}); download it again") from error
     if not isinstance(value, dict):
-        raise DualPromptError(
-            f"{path} must hold a JSON object, found {type(value).__name__}; download it again"
-        )
+        raise DualPromptError(f"{path} must hold a JSON object, found {type(value).__name__}; download it again")
     return value
 
 

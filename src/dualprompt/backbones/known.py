@@ -42,9 +42,7 @@ KNOWN: dict[str, Known] = {
             "ViT-S/16, AugReg, ImageNet-21k",
             "timm/vit_small_patch16_224.augreg_in21k",
         ),
-        Known(
-            "vit-b16-augreg-in21k", "ViT-B/16, AugReg, ImageNet-21k", "timm/vit_base_patch16_224.augreg_in21k"
-        ),
+        Known("vit-b16-augreg-in21k", "ViT-B/16, AugReg, ImageNet-21k", "timm/vit_base_patch16_224.augreg_in21k"),
         Known("deit-s16", "DeiT-S/16, ImageNet-1k", "timm/deit_small_patch16_224.fb_in1k"),
         Known("deit-b16", "DeiT-B/16, ImageNet-1k", "timm/deit_base_patch16_224.fb_in1k"),
         Known("dino-b16", "DINO ViT-B/16, self-supervised", "timm/vit_base_patch16_224.dino"),

@@ -143,9 +143,7 @@ def to_timm(raw: Mapping[str, Tensor], where: str) -> Converted:
             continue
         target, tensor = layout.rename(bare), raw[source]
         if target in tensors:
-            raise DualPromptError(
-                f"{where}: '{source}' and '{sources[target]}' are the same tensor; remove one"
-            )
+            raise DualPromptError(f"{where}: '{source}' and '{sources[target]}' are the same tensor; remove one")
         if layout is GOOGLE:
             if target.endswith("attn.q.weight") and tensor.ndim == 3:
                 heads = tensor.shape[1]
@@ -208,8 +206,7 @@ def _fuse(tensors: dict[str, Tensor], sources: dict[str, str], where: str) -> No
             for name in names:
                 if name not in tensors:
                     raise DualPromptError(
-                        f"{where}: missing tensor '{name}' (timm-like name), the companion of "
-                        f"'{sources[present[0]]}'"
+                        f"{where}: missing tensor '{name}' (timm-like name), the companion of '{sources[present[0]]}'"
                     )
                 if tensors[name].shape != tensors[names[0]].shape:
                     raise DualPromptError(

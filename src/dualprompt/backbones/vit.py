@@ -76,8 +76,8 @@ class Attention(nn.Module):
             prefix_k, prefix_v = self._prefix(prompt, x.dtype).expand(batch, -1, -1, -1).unbind(dim=1)
             k = torch.cat([prefix_k, k], dim=1)
             v = torch.cat([prefix_v, v], dim=1)
-        heads = [part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (q, k, v)]
-        out = F.scaled_dot_product_attention(*heads)  # (batch, heads, queries, head_dim)
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (q, k, v))
+        out = F.scaled_dot_product_attention(q, k, v)  # (batch, heads, queries, head_dim)
         return self.proj(out.transpose(1, 2).flatten(2))
 
     def _prefix(self, prompt: LayerPrompt, dtype: torch.dtype) -> Tensor:
@@ -189,11 +189,9 @@ class VisionTransformer(nn.Module):
         """Return the token sequence that enters the first layer."""
         side = self.config.image_size
         if images.shape[-2:] != (side, side):
-            raise ValueError(
-                f"the backbone was built for {side}×{side} images, found {tuple(images.shape[-2:])}"
-            )
+            raise ValueError(f"the backbone was built for {side}×{side} images, found {tuple(images.shape[-2:])}")
         patches = self.patch_embed(images)
-        special = [self.cls_token, self.dist_token] if self.config.distilled else [self.cls_token]
+        special: list[Tensor] = [self.cls_token, self.dist_token] if self.config.distilled else [self.cls_token]
         specials = torch.cat(special, dim=1).expand(len(images), -1, -1)
         if self.config.positions_cover_prefix:
             x = torch.cat([specials, patches], dim=1) + self.pos_embed

@@ -54,9 +54,7 @@ class CheckpointInfo:
     std: Triple
     interpolation: Literal["bilinear", "bicubic"]
     parameters: int
-    normalisation: Literal[
-        "checkpoint", "assumed"
-    ]  # assumed: the files give no mean and std, so both are 0.5
+    normalisation: Literal["checkpoint", "assumed"]  # assumed: the files give no mean and std, so both are 0.5
 
 
 @dataclass(frozen=True)
@@ -78,9 +76,7 @@ def read(name: str, progress: Progress = SILENT) -> Checkpoint:
         with resources.as_file(resources.files("dualprompt") / "assets" / EMBEDDED_FILE) as path:
             checkpoint = _read_file(name, path, Facts(licence=EMBEDDED.licence))
         if checkpoint.info.sha256 != EMBEDDED_SHA256:
-            raise DualPromptError(
-                f"the embedded weights {path} are damaged (wrong SHA-256); install dualprompt again"
-            )
+            raise DualPromptError(f"the embedded weights {path} are damaged (wrong SHA-256); install dualprompt again")
         return checkpoint
     path, facts = _locate(name, progress)
     checkpoint = _read_file(name, path, facts)
@@ -142,9 +138,7 @@ def _in_folder(folder: Path) -> tuple[Path, Facts]:
     for file in _REPOSITORY_FILES:
         if (folder / file).is_file():
             return folder / file, from_folder(folder)
-    raise DualPromptError(
-        f"{folder} holds no {' or '.join(_REPOSITORY_FILES)}; give the path of a weights file"
-    )
+    raise DualPromptError(f"{folder} holds no {' or '.join(_REPOSITORY_FILES)}; give the path of a weights file")
 
 
 def _download(repository: str, revision: str | None, progress: Progress) -> Path:
@@ -244,9 +238,7 @@ def _load(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     try:
         with path.open("rb") as handle:
             if handle.read(24).startswith(b"version https://git-lfs"):
-                raise DualPromptError(
-                    f"{path} is a Git LFS pointer, not the weights; run `git lfs pull` in its folder"
-                )
+                raise DualPromptError(f"{path} is a Git LFS pointer, not the weights; run `git lfs pull` in its folder")
         return loader(path)
     except OSError as error:
         raise DualPromptError(

@@ -155,15 +155,11 @@ def _decode_array(source: ArraySource, labels: np.ndarray, store: Store) -> Deco
     if count and store.size(width, height) != (width, height):
         shrunk = _in_threads(lambda image: np.asarray(store.shrink(Image.fromarray(image))), list(pixels))
         pixels = np.stack(list(shrunk))
-    fingerprint = digest(
-        {"shape": source.pixels.shape, "pixels": content.hexdigest(), "labels": labels.tolist()}
-    )
+    fingerprint = digest({"shape": source.pixels.shape, "pixels": content.hexdigest(), "labels": labels.tolist()})
     return Decoded(Images.from_array(pixels), np.arange(count), (), fingerprint)
 
 
-def _decode_files(
-    source: FileSource, labels: np.ndarray, store: Store, progress: Progress, folder: Path
-) -> Decoded:
+def _decode_files(source: FileSource, labels: np.ndarray, store: Store, progress: Progress, folder: Path) -> Decoded:
     contents = _contents(source.paths, folder / "contents", progress)
     entry = folder / digest({"format": FORMAT, "contents": contents, "store": asdict(store)})
     found = _open(entry, len(contents))
@@ -238,9 +234,7 @@ def _open(entry: Path, count: int) -> tuple[Images, list[int]] | None:
     return Images(torch.from_numpy(flat), shapes), bad
 
 
-def _write(
-    entry: Path, paths: Sequence[Path], contents: Sequence[str], store: Store, progress: Progress
-) -> None:
+def _write(entry: Path, paths: Sequence[Path], contents: Sequence[str], store: Store, progress: Progress) -> None:
     """Decode into `entry`, which appears whole or not at all, also when two processes write it at once."""
 
     def read(position: int) -> np.ndarray | None:

@@ -86,9 +86,7 @@ def _download(remote: Remote, target: Path, progress: Progress) -> None:
         partial.replace(target)
         _forget(partial)
         return
-    raise DualPromptError(
-        f"{'; '.join(failures)}; try again later, or download {remote.urls[0]} yourself to {target}"
-    )
+    raise DualPromptError(f"{'; '.join(failures)}; try again later, or download {remote.urls[0]} yourself to {target}")
 
 
 def _transfer(url: str, size: int | None, partial: Path, progress: Progress) -> None:
@@ -221,9 +219,7 @@ def _unpack(archive: Path, folder: Path, progress: Progress) -> None:
     """Extract the top folder of `archive` to `folder`, which appears complete or not at all."""
     try:
         if folder.is_dir() and all(
-            _is_there(folder.parent / path, size)
-            for path, size, _ in _files(archive)
-            if path.parts[0] == folder.name
+            _is_there(folder.parent / path, size) for path, size, _ in _files(archive) if path.parts[0] == folder.name
         ):
             progress.note(f"{folder} is already there and complete")
             return
@@ -245,9 +241,7 @@ def _unpack(archive: Path, folder: Path, progress: Progress) -> None:
         finally:
             shutil.rmtree(workshop, ignore_errors=True)
     except (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise DualPromptError(
-            f"{archive} cannot be unpacked ({_reason(error)}); remove it and get it again"
-        ) from None
+        raise DualPromptError(f"{archive} cannot be unpacked ({_reason(error)}); remove it and get it again") from None
 
 
 def _is_there(path: Path, size: int) -> bool:

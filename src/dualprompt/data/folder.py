@@ -48,9 +48,7 @@ def _splits(path: Path, test_share: float) -> tuple[ClassFiles, ClassFiles]:
         return train_files, test_files
     files = _class_files(path)
     if set(files) <= {"train", "test", "val"}:
-        raise DualPromptError(
-            f"{path} holds only {_named(sorted(files))}; it needs both train/ and test/ (or val/)"
-        )
+        raise DualPromptError(f"{path} holds only {_named(sorted(files))}; it needs both train/ and test/ (or val/)")
     if single := sorted(name for name, images in files.items() if len(images) == 1):
         raise DualPromptError(
             f"{path} has a single image of {_named(single)}; a class needs 2, one to train and one to test"
@@ -63,14 +61,10 @@ def _splits(path: Path, test_share: float) -> tuple[ClassFiles, ClassFiles]:
 def _class_files(path: Path) -> dict[str, list[Path]]:
     folders = [entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
     if not folders:
-        raise DualPromptError(
-            f"{path} holds no class folders; put the images of each class into a folder of its own"
-        )
+        raise DualPromptError(f"{path} holds no class folders; put the images of each class into a folder of its own")
     files = {folder.name: _images(folder) for folder in folders}
     if empty := sorted(name for name, images in files.items() if not images):
-        raise DualPromptError(
-            f"{path} has class folders without images: {_named(empty)}; fill or remove them"
-        )
+        raise DualPromptError(f"{path} has class folders without images: {_named(empty)}; fill or remove them")
     return files
 
 

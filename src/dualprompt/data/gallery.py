@@ -88,8 +88,7 @@ def summary(dataset: Dataset) -> dict[str, Any]:
             except BROKEN:
                 unreadable.append(str(path))
     train, test = (
-        np.bincount(split.labels, minlength=len(dataset.classes)).tolist()
-        for split in (dataset.train, dataset.test)
+        np.bincount(split.labels, minlength=len(dataset.classes)).tolist() for split in (dataset.train, dataset.test)
     )
     return {
         "name": dataset.name,
@@ -97,13 +96,11 @@ def summary(dataset: Dataset) -> dict[str, Any]:
         "test_images": len(dataset.test),
         "distinct_image_sizes": len(sizes),
         "image_sizes": [
-            {"width": width, "height": height, "images": count}
-            for (width, height), count in sizes.most_common(10)
+            {"width": width, "height": height, "images": count} for (width, height), count in sizes.most_common(10)
         ],
         "unreadable": unreadable,
         "classes": [
-            {"name": name, "train": train[label], "test": test[label]}
-            for label, name in enumerate(dataset.classes)
+            {"name": name, "train": train[label], "test": test[label]} for label, name in enumerate(dataset.classes)
         ],
     }
 

@@ -90,9 +90,7 @@ class _Pool(NamedTuple):
         """Return where the images of a class are; there must be some."""
         rows = np.flatnonzero(self.labels == member)
         if not len(rows):
-            raise DualPromptError(
-                f"class '{class_name}' has no readable {purpose} images; add some or leave it out"
-            )
+            raise DualPromptError(f"class '{class_name}' has no readable {purpose} images; add some or leave it out")
         return rows
 
 
@@ -104,7 +102,8 @@ def build_stream(config: BenchmarkConfig, seed: int, store: Store, progress: Pro
     datasets, or class names) it permutes the tasks. The validation split is the same for every seed.
     """
     names = config.dataset if isinstance(config.dataset, list) else [config.dataset]
-    datasets = [_load(name, config) for name in names]
+    root = Path(config.root).expanduser() if config.root else None
+    datasets = [load_dataset(name, root, config.test_share) for name in names]
     plans = _plan(config, seed, names, datasets)
     splits = [split for dataset in datasets for split in (dataset.train, dataset.test)]
     decoded = [decode(split, store, skip_bad=True, progress=progress) for split in splits]
@@ -122,14 +121,13 @@ def build_stream(config: BenchmarkConfig, seed: int, store: Store, progress: Pro
     return TaskStream(tuple(tasks), fingerprint, bad)
 
 
-def _load(name: str, config: BenchmarkConfig) -> Dataset:
+def load_dataset(name: str, root: Path | None = None, test_share: float = 0.2) -> Dataset:
+    """Return a registered dataset from below `root` (default: the data root), or a folder of class folders."""
     if _is_registered(name):
-        return DATASETS[name].load(Path(config.root).expanduser() if config.root else data_root())
+        return DATASETS[name].load(root or data_root())
     if _is_path(name) or Path(name).is_dir():
-        return load_folder(Path(name), config.test_share)
-    raise DualPromptError(
-        f"unknown dataset '{name}'; {nearest(name, DATASETS.names())}; or the path of a folder"
-    )
+        return load_folder(Path(name).expanduser(), test_share)
+    raise DualPromptError(f"unknown dataset '{name}'; {nearest(name, DATASETS.names())}; or the path of a folder")
 
 
 def _is_path(name: str) -> bool:
@@ -140,15 +138,11 @@ def _is_registered(name: str) -> bool:
     return not _is_path(name) and name in DATASETS
 
 
-def _plan(
-    config: BenchmarkConfig, seed: int, names: Sequence[str], datasets: Sequence[Dataset]
-) -> list[_Plan]:
+def _plan(config: BenchmarkConfig, seed: int, names: Sequence[str], datasets: Sequence[Dataset]) -> list[_Plan]:
     order_seed = seed if config.class_order_seed is None else config.class_order_seed
     rng = np.random.default_rng(derive(order_seed, "class_order"))
     order = rng.permutation if config.class_order == "shuffled" else np.arange
-    named = (
-        [task for task in config.tasks if isinstance(task, list)] if isinstance(config.tasks, list) else []
-    )
+    named = [task for task in config.tasks if isinstance(task, list)] if isinstance(config.tasks, list) else []
     if isinstance(config.dataset, list):
         plans = [_whole(names[i], i, dataset) for i, dataset in enumerate(datasets)]
     elif named:
@@ -194,9 +188,7 @@ def _counts(tasks: int | list[int] | list[list[str]] | None, total: int) -> list
     if any(count < 1 for count in counts):
         raise DualPromptError(f"benchmark.tasks: a task needs at least 1 class, found {counts}")
     if counts and sum(counts) != total:
-        raise DualPromptError(
-            f"benchmark.tasks: the class counts sum to {sum(counts)}, but there are {total} classes"
-        )
+        raise DualPromptError(f"benchmark.tasks: the class counts sum to {sum(counts)}, but there are {total} classes")
     return counts
 
 
@@ -211,22 +203,14 @@ def _check(plans: Sequence[_Plan]) -> None:
             raise DualPromptError(f"task {here} has no classes; name at least one or remove the task")
         for name in plan.classes:
             if name in owner:
-                places = (
-                    f"in two tasks, {owner[name]} and {here}"
-                    if owner[name] != here
-                    else f"twice in task {here}"
-                )
+                places = f"in two tasks, {owner[name]} and {here}" if owner[name] != here else f"twice in task {here}"
                 raise DualPromptError(f"class '{name}' is {places}; keep or rename one of them")
             owner[name] = here
     if len(owner) < 2:
-        raise DualPromptError(
-            f"the benchmark has a single class ('{next(iter(owner))}'); it needs at least 2"
-        )
+        raise DualPromptError(f"the benchmark has a single class ('{next(iter(owner))}'); it needs at least 2")
 
 
-def _task(
-    index: int, first_class: int, plan: _Plan, train: _Pool, test: _Pool, config: BenchmarkConfig
-) -> Task:
+def _task(index: int, first_class: int, plan: _Plan, train: _Pool, test: _Pool, config: BenchmarkConfig) -> Task:
     rows: dict[str, list[np.ndarray]] = {"train": [], "validation": [], "test": []}
     for member, name in zip(plan.members, plan.classes, strict=True):
         learned, held_out = _hold_out(train.rows(member, name, "training"), config.validation, name)

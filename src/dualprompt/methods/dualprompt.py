@@ -19,18 +19,18 @@ class DualPromptConfig(MethodConfig):
     """Options of `dualprompt`; the defaults are the paper's."""
 
     name: str = "dualprompt"
-    g_layers: tuple[int, ...] = Field((1, 2), description="layers with a G-Prompt, counted from 1")
-    e_layers: tuple[int, ...] = Field((3, 4, 5), description="layers with an E-Prompt, counted from 1")
-    g_length: int = Field(5, ge=0, description="L_g")
-    e_length: int = Field(20, ge=0, description="L_e")
-    prompting: Prompting = Field("pre-t", description="Prefix Tuning or Prompt Tuning")
-    prefix_at: PrefixAt = Field("projected", description="Pre-T after W_K, W_V (official) or before (paper)")
-    length_counts: LengthCounts = Field("each", description="length rows for K and V each, or both together")
-    init: Init = Field("uniform", description="prompts and keys from U[0, 0.01), or wide: U(−1, 1)")
-    e_init: Literal["previous", "fresh"] = Field("previous", description="e_{t+1} starts from e_t or fresh")
-    keys: Literal["learned", "mean"] = Field("learned", description="by the match loss, or its closed form")
-    match_weight: float = Field(1.0, ge=0, description="λ")
-    selection: Selection = Field("query", description="how test images pick an E-Prompt")
+    g_layers: tuple[int, ...] = Field(default=(1, 2), description="layers with a G-Prompt, counted from 1")
+    e_layers: tuple[int, ...] = Field(default=(3, 4, 5), description="layers with an E-Prompt, counted from 1")
+    g_length: int = Field(default=5, ge=0, description="L_g")
+    e_length: int = Field(default=20, ge=0, description="L_e")
+    prompting: Prompting = Field(default="pre-t", description="Prefix Tuning or Prompt Tuning")
+    prefix_at: PrefixAt = Field(default="projected", description="Pre-T after W_K, W_V (official) or before (paper)")
+    length_counts: LengthCounts = Field(default="each", description="length rows for K and V each, or both together")
+    init: Init = Field(default="uniform", description="prompts and keys from U[0, 0.01), or wide: U(−1, 1)")
+    e_init: Literal["previous", "fresh"] = Field(default="previous", description="e_{t+1} starts from e_t or fresh")
+    keys: Literal["learned", "mean"] = Field(default="learned", description="by the match loss, or its closed form")
+    match_weight: float = Field(default=1.0, ge=0, description="λ")
+    selection: Selection = Field(default="query", description="how test images pick an E-Prompt")
 
 
 @METHODS.register("dualprompt")
@@ -41,6 +41,7 @@ class DualPrompt(FrozenHead):
     summary = "G-Prompt, E-Prompts and task keys on a frozen backbone (the paper's method)"
     selections = ("query", "batch_vote", "oracle")
     config: DualPromptConfig
+    bank: PromptBank
 
     def __init__(self, config: MethodConfig, backbone: VisionTransformer) -> None:
         assert isinstance(config, DualPromptConfig)

@@ -7,7 +7,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dualprompt.backbones.vit import VisionTransformer
-from dualprompt.methods.base import METHODS, Batch, Method, MethodConfig, Prediction, Selection, TaskView, numbered
+from dualprompt.methods.base import (
+    METHODS,
+    Batch,
+    Method,
+    MethodConfig,
+    Prediction,
+    Selection,
+    TaskView,
+    numbered,
+)
 from dualprompt.methods.heads import GrowingHead
 
 
@@ -23,6 +32,8 @@ class FrozenHead(Method):
 
     Config = FrozenHeadConfig
     summary = "frozen backbone and a linear head, no prompts: the baseline"
+
+    head: GrowingHead
 
     def __init__(self, config: MethodConfig, backbone: VisionTransformer) -> None:
         super().__init__(config, backbone)

@@ -38,13 +38,13 @@ def prompt_shape(
 
 def pre_t(prompt: Tensor, at: PrefixAt = "projected") -> LayerPrompt:
     """Prefix Tuning: (batch or 1, 2, rows, dim) is prepended to K and V; the sequence keeps its length."""
-    assert prompt.ndim == 4 and prompt.shape[1] == 2, prompt.shape
+    assert prompt.shape[1:2] == (2,), prompt.shape
     return LayerPrompt(prefix=prompt, prefix_at_input=at == "input")
 
 
 def pro_t(prompt: Tensor) -> LayerPrompt:
     """Prompt Tuning: (batch or 1, 1, rows, dim) is prepended to the tokens; the sequence grows."""
-    assert prompt.ndim == 4 and prompt.shape[1] == 1, prompt.shape
+    assert prompt.shape[1:2] == (1,), prompt.shape
     return LayerPrompt(tokens=prompt[:, 0])
 
 

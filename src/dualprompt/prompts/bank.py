@@ -1,4 +1,4 @@
-"""The prompts themselves: one shared G-Prompt, an E-Prompt and a key for each task, and the matching of images to tasks."""
+"""The prompts themselves: a shared G-Prompt, an E-Prompt and a key for each task, and the matching of images."""
 
 from __future__ import annotations
 
@@ -36,9 +36,7 @@ def vote(selected: Tensor) -> Tensor:
     return torch.bincount(selected).argmax().expand_as(selected)
 
 
-def paper_count(
-    g_layers: int, e_layers: int, g_length: int, e_length: int, dim: int, tasks: int
-) -> int:
+def paper_count(g_layers: int, e_layers: int, g_length: int, e_length: int, dim: int, tasks: int) -> int:
     """Return the paper's number of prompt and key parameters, which counts `length` rows a layer for Pre-T too."""
     return dim * (g_layers * g_length + tasks * (e_layers * e_length + 1))
 

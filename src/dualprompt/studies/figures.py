@@ -48,8 +48,15 @@ def accuracy_heat_map(result: dict[str, Any], path: Path) -> Path:
     picture = ax.imshow(values, cmap="YlGnBu", vmin=0, vmax=100, aspect="auto")
     for t, row in enumerate(matrix):
         for task, value in enumerate(row):
-            ax.text(task, t, f"{value:.0f}", ha="center", va="center", fontsize=8,
-                    color="white" if value > 60 else INK)
+            ax.text(
+                task,
+                t,
+                f"{value:.0f}",
+                ha="center",
+                va="center",
+                fontsize=8,
+                color="white" if value > 60 else INK,
+            )
     _number_axes(ax, count, "accuracy on task", "after learning task")
     ax.set_title(f"{result['method']} on {result['benchmark']}, seed {result['seed']}", fontsize=10, color=INK)
     figure.colorbar(picture, ax=ax, label="accuracy (%)", shrink=0.9)
@@ -66,8 +73,15 @@ def key_similarities(keys: np.ndarray, names: Sequence[str], path: Path) -> Path
     for row in range(count):
         for column in range(count):
             value = similarity[row, column]
-            ax.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=7,
-                    color="white" if abs(value) > 0.6 else INK)
+            ax.text(
+                column,
+                row,
+                f"{value:.2f}",
+                ha="center",
+                va="center",
+                fontsize=7,
+                color="white" if abs(value) > 0.6 else INK,
+            )
     _number_axes(ax, count, "task key", "task key")
     if count <= 12:
         ax.set_yticks(range(count), [f"{i + 1} {name}"[:22] for i, name in enumerate(names)])
@@ -89,10 +103,10 @@ def curves(results: Sequence[dict[str, Any]], path: Path) -> Path:
     """Draw A_t and F_t over the tasks, a line a method with a band over its seeds."""
     figure, axes = _figure(9, 3.4, columns=2)
     labels = (("average_accuracy", "average accuracy $A_t$ (%)"), ("forgetting", "forgetting $F_t$ (%)"))
+    tasks = np.arange(1, len(results[0]["accuracy_matrix"]) + 1)
     for ax, (key, label) in zip(axes, labels, strict=True):
         for colour, (name, group) in zip(_cycle(COLOURS), by_method(results).items(), strict=False):
             lines = np.array([over_tasks(result["accuracy_matrix"])[key] for result in group])
-            tasks = np.arange(1, lines.shape[1] + 1)
             mean, spread = lines.mean(axis=0), lines.std(axis=0)
             ax.plot(tasks, mean, marker="o", markersize=4, color=colour, label=name)
             if len(group) > 1:

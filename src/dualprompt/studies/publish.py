@@ -54,7 +54,10 @@ def combined(runs: Sequence[Run], folder: Path) -> dict[str, Any]:
     main = [r for r in results if r["method"] != BASELINE] or results
     baseline = [r for r in results if r["method"] == BASELINE] if main is not results else []
     value = _over_seeds(main) | {"run_dir": str(folder)}
-    return value | {"baseline": _over_seeds(baseline) if baseline else None, "runs": [str(run.folder) for run in runs]}
+    return value | {
+        "baseline": _over_seeds(baseline) if baseline else None,
+        "runs": [str(run.folder) for run in runs],
+    }
 
 
 def _over_seeds(results: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -97,7 +97,13 @@ class Checkpoints:
         return state
 
     def save_progress(
-        self, position: Position, state: State, before: State, optimiser: Optimizer | None, names: list[str], loss: Tensor
+        self,
+        position: Position,
+        state: State,
+        before: State,
+        optimiser: Optimizer | None,
+        names: list[str],
+        loss: Tensor,
     ) -> None:
         """Keep the work in progress: what the current task changed, the optimiser, and the position."""
         tensors = {f"method/{name}": value for name, value in changed(state, before).items()}

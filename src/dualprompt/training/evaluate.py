@@ -69,9 +69,7 @@ def evaluate(
     return scores
 
 
-def evaluate_again(
-    setup: Setup, run: Run, selection: Selection | None, progress: Progress = SILENT
-) -> dict[str, Any]:
+def evaluate_again(setup: Setup, run: Run, selection: Selection | None, progress: Progress = SILENT) -> dict[str, Any]:
     """Judge a finished run anew, after each of its tasks, with another way to select; return its result so changed."""
     method, result = setup.method, run.result()
     method.check_selection(selection)

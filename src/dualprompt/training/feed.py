@@ -36,7 +36,12 @@ class Feed:
     """Turns subsets of images into batches on the device. Each process gets its own part of every batch."""
 
     def __init__(
-        self, config: RunConfig, view: View, backbone: VisionTransformer, fabric: Fabric, progress: Progress = SILENT
+        self,
+        config: RunConfig,
+        view: View,
+        backbone: VisionTransformer,
+        fabric: Fabric,
+        progress: Progress = SILENT,
     ) -> None:
         self.config, self.view, self.backbone, self.fabric = config, view, backbone, fabric
         self.progress = progress
@@ -47,9 +52,7 @@ class Feed:
         """Return the number of batches in an epoch, the remainder included."""
         return -(-len(subset) // self.config.train.batch_size)
 
-    def training(
-        self, subset: Subset, task: int, epoch: int, start: int = 0, frozen: bool = True
-    ) -> Iterator[Share]:
+    def training(self, subset: Subset, task: int, epoch: int, start: int = 0, frozen: bool = True) -> Iterator[Share]:
         """Yield the batches of one epoch from step `start` on.
 
         The order derives from (seed, task, epoch) and each step's augmentation from (seed, task, epoch, step), for

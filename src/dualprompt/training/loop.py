@@ -10,11 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dualprompt.config import TrainConfig
 from dualprompt.data.stream import Task
-from dualprompt.errors import DualPromptError
+from dualprompt.errors import InterruptedRunError
 from dualprompt.files import write_json
 from dualprompt.methods.base import TaskView
 from dualprompt.metrics import summarise
@@ -25,10 +25,6 @@ from dualprompt.training.distributed import distribute, total
 from dualprompt.training.evaluate import evaluate
 from dualprompt.training.run import Run
 from dualprompt.training.setup import Setup
-
-
-class Interrupted(DualPromptError):
-    """The run was asked to stop; it saved itself first."""
 
 
 def train(setup: Setup, run: Run, progress: Progress = SILENT) -> dict[str, Any]:
@@ -56,7 +52,12 @@ class _Loop:
         self.loss = torch.zeros((), device=self.fabric.device)
         saved = run.checkpoints.load_progress()
         if saved is not None:
-            self.position, method, optimiser, self.loss = saved[0], saved[1], saved[2], saved[3].to(self.fabric.device)
+            self.position, method, optimiser, self.loss = (
+                saved[0],
+                saved[1],
+                saved[2],
+                saved[3].to(self.fabric.device),
+            )
             if self.position.in_task:
                 self.resumed = method, optimiser
         self.before = self._on_device(run.checkpoints.after_task(self.position.task - 1))
@@ -106,7 +107,13 @@ class _Loop:
         )
 
     def _epoch(
-        self, task: Task, epoch: int, loss_of: Any, trainable: dict[str, nn.Parameter], optimiser: Any, bar: Bar
+        self,
+        task: Task,
+        epoch: int,
+        loss_of: Any,
+        trainable: dict[str, nn.Parameter],
+        optimiser: Any,
+        bar: Bar,
     ) -> int:
         self.method.train()
         feed, images, names = self.setup.feed, 0, list(trainable)
@@ -178,9 +185,7 @@ class _Loop:
         if not self.writes:
             return
         self.position = replace(self.position, log_bytes=self.run.log_bytes())
-        self.run.checkpoints.save_progress(
-            self.position, self.method.state(), self.before, optimiser, names, self.loss
-        )
+        self.run.checkpoints.save_progress(self.position, self.method.state(), self.before, optimiser, names, self.loss)
 
     def _stop_if_asked(self, optimiser: Any, names: list[str]) -> None:
         asked = self.stop_asked is not None
@@ -188,7 +193,7 @@ class _Loop:
             asked = bool(total(self.fabric, torch.tensor(float(asked), device=self.fabric.device)))
         if asked:
             self._save(optimiser, names)
-            raise Interrupted(
+            raise InterruptedRunError(
                 f"stopped by {self.stop_asked or 'another process'}; nothing is lost, continue with: "
                 f"dualprompt resume {self.run.folder}"
             )

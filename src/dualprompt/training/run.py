@@ -85,11 +85,15 @@ class Run:
             "identity": asdict(Identity.of(config, stream, weights)),
             "backbone": asdict(weights),
             "precision": precision,
-            "tasks": [{"name": t.name, "classes": list(t.classes), "train": len(t.train), "test": len(t.test)}
-                      for t in stream.tasks],
+            "tasks": [
+                {"name": t.name, "classes": list(t.classes), "train": len(t.train), "test": len(t.test)}
+                for t in stream.tasks
+            ],
             "skipped_images": [str(path) for path in stream.bad],
-            "versions": {name: importlib.metadata.version(name) for name in VERSIONS} | {
-                "python": platform.python_version(), "platform": platform.platform(),
+            "versions": {name: importlib.metadata.version(name) for name in VERSIONS}
+            | {
+                "python": platform.python_version(),
+                "platform": platform.platform(),
             },
             "git": git_state(),
         }
@@ -127,7 +131,9 @@ class Run:
         began = Identity(**self.manifest()["identity"])
         for what, remedy in (("data", "restore the images"), ("weights", "restore the weights file")):
             if getattr(began, what) != getattr(found, what):
-                raise DualPromptError(f"the {what} of run {self.folder} changed since it began; {remedy} or start a new run")
+                raise DualPromptError(
+                    f"the {what} of run {self.folder} changed since it began; {remedy} or start a new run"
+                )
 
     @property
     def finished(self) -> bool:
@@ -137,7 +143,9 @@ class Run:
     def result(self) -> dict[str, Any]:
         """Return the final numbers."""
         if not self.finished:
-            raise DualPromptError(f"run {self.folder} is not finished; continue it with: dualprompt resume {self.folder}")
+            raise DualPromptError(
+                f"run {self.folder} is not finished; continue it with: dualprompt resume {self.folder}"
+            )
         return json.loads(self.result_path.read_text(encoding="utf-8"))
 
     def log(self, **event: Any) -> None:
@@ -158,6 +166,7 @@ class Run:
 
 def git_state() -> dict[str, Any] | None:
     """Return the commit of the source tree that the package runs from, if it is one."""
+
     def git(*arguments: str) -> str:
         done = subprocess.run(
             ["git", "-C", str(Path(__file__).parent), *arguments], capture_output=True, text=True, check=True
@@ -165,6 +174,9 @@ def git_state() -> dict[str, Any] | None:
         return done.stdout.strip()
 
     try:
-        return {"commit": git("rev-parse", "HEAD"), "changed_files": len(git("status", "--porcelain").splitlines())}
+        return {
+            "commit": git("rev-parse", "HEAD"),
+            "changed_files": len(git("status", "--porcelain").splitlines()),
+        }
     except (OSError, subprocess.CalledProcessError):
         return None

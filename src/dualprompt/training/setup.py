@@ -1,4 +1,4 @@
-"""From a config to everything the loop works with; whatever is wrong with the input shows here, before anything is written."""
+"""From a config to everything the loop works with; what is wrong with the input shows before anything is written."""
 
 from __future__ import annotations
 
@@ -85,6 +85,11 @@ def _alike(one: RunConfig, other: RunConfig) -> bool:
     same_order = not seed_matters or one.seed == other.seed
     same_view = one.train.augment == other.train.augment and one.evaluate == other.evaluate
     same_device = (one.device, one.devices, one.nodes, one.precision) == (
-        other.device, other.devices, other.nodes, other.precision,
+        other.device,
+        other.devices,
+        other.nodes,
+        other.precision,
     )
-    return same_order and same_view and same_device and (one.benchmark, one.backbone) == (other.benchmark, other.backbone)
+    return (
+        same_order and same_view and same_device and (one.benchmark, one.backbone) == (other.benchmark, other.backbone)
+    )

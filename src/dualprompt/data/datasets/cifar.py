@@ -62,15 +62,11 @@ class Cifar(Reader):
         length = self.label_bytes + PIXEL_BYTES
         size = path.stat().st_size
         if size == 0 or size % length:
-            raise damaged(
-                self.name, path, f"has {size} bytes, which is no whole number of {length}-byte records"
-            )
+            raise damaged(self.name, path, f"has {size} bytes, which is no whole number of {length}-byte records")
         records = np.fromfile(path, dtype=np.uint8).reshape(-1, length)
         highest = int(records[:, self.label_bytes - 1].max())
         if highest >= self.classes:
-            raise damaged(
-                self.name, path, f"holds label {highest}, above the highest class {self.classes - 1}"
-            )
+            raise damaged(self.name, path, f"holds label {highest}, above the highest class {self.classes - 1}")
         return records
 
 

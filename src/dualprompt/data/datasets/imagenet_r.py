@@ -47,9 +47,7 @@ class ImageNetR(Reader):
             raise damaged(self.name, folder, f"holds {len(wnids)} class folders instead of {CLASSES}")
         files: dict[str, int] = {}  # "wnid/file" to label, in sorted order
         for label, wnid in enumerate(wnids):
-            found = sorted(
-                path.name for path in (folder / wnid).iterdir() if path.suffix.lower() in (".jpg", ".jpeg")
-            )
+            found = sorted(path.name for path in (folder / wnid).iterdir() if path.suffix.lower() in (".jpg", ".jpeg"))
             if not found:
                 raise damaged(self.name, folder / wnid, "holds no .jpg file")
             files.update({f"{wnid}/{file}": label for file in found})

@@ -168,9 +168,7 @@ PATTERNS: dict[str, Callable[[np.ndarray, np.ndarray, Generator], np.ndarray]] =
     "zigzag": lambda x, y, rng: _wrap(x + abs(_wrap(y / 2)) * 2) > 0,
     "checks": lambda x, y, rng: (_wrap(x / 1.5) > 0) ^ (_wrap(y / 1.5) > 0),
     "bricks": lambda x, y, rng: (abs(_wrap(y)) < 0.4) & (abs(_wrap(x / 2 + np.floor(y) / 2)) < 0.45),
-    "parquet": lambda x, y, rng: (
-        np.where((_wrap(x / 3) > 0) ^ (_wrap(y / 3) > 0), _wrap(2 * x), _wrap(2 * y)) > 0
-    ),
+    "parquet": lambda x, y, rng: np.where((_wrap(x / 3) > 0) ^ (_wrap(y / 3) > 0), _wrap(2 * x), _wrap(2 * y)) > 0,
     "dots": lambda x, y, rng: np.hypot(_wrap(x), _wrap(y)) < 0.32,
     "scales": lambda x, y, rng: _scales(x, y),
     "cells": lambda x, y, rng: _cells(x, y, rng),
@@ -207,13 +205,13 @@ def _cells(x: np.ndarray, y: np.ndarray, rng: Generator) -> np.ndarray:
     """Cells around the points of a jittered lattice; walls lie where two points are equally near."""
     jitter = rng.uniform(0.1, 0.9, (2, 64, 64)).astype(np.float32)
     x, y = x / 1.2, y / 1.2
-    column, row = np.floor(x), np.floor(y)
+    column, row = np.floor(x).astype(np.int16), np.floor(y).astype(np.int16)
     first = second = np.full_like(x, 9)
     for i, j in [(column + i, row + j) for i in (-1, 0, 1) for j in (-1, 0, 1)]:
-        dx, dy = jitter[:, i.astype(int) % 64, j.astype(int) % 64]
-        distance = np.hypot(i + dx - x, j + dy - y)
+        dx, dy = jitter[:, i % 64, j % 64]
+        distance = np.square(i - x + dx) + np.square(j - y + dy)
         first, second = np.minimum(first, distance), np.minimum(second, np.maximum(first, distance))
-    return second - first > 0.13
+    return np.sqrt(second) - np.sqrt(first) > 0.13
 
 
 # Each gives the number of the colour at (u, v), which run from -1 (hoist, top) to 1 (fly, bottom).
@@ -263,9 +261,7 @@ def _plane(rng: Generator, turn: float, zoom: tuple[float, float], shift: float)
     return cos * x + sin * y, cos * y - sin * x
 
 
-def _moved(
-    rng: Generator, image: Image.Image, turn: float, zoom: tuple[float, float], shift: float
-) -> np.ndarray:
+def _moved(rng: Generator, image: Image.Image, turn: float, zoom: tuple[float, float], shift: float) -> np.ndarray:
     """The image as `_plane` would place it."""
     x, y = (FINE / 2 * (axis + 1) for axis in _plane(rng, turn, zoom, shift))
     affine = (x[0, 1] - x[0, 0], x[1, 0] - x[0, 0], x[0, 0], y[0, 1] - y[0, 0], y[1, 0] - y[0, 0], y[0, 0])
@@ -274,12 +270,12 @@ def _moved(
 
 
 def _paint(rng: Generator, ink: np.ndarray, clutter: int) -> np.ndarray:
-    """Colour `ink` (0 to 1, fine) over a ground and up to `clutter` lines of other colours."""
-    ground, colour, *others = _colours(rng, 4, 75)
+    """Colour `ink` (0 to 1, fine) over a ground and up to `clutter` lines of another colour."""
+    ground, colour, *other = _colours(rng, 3 if clutter else 2, 75)
     canvas = Image.new("RGB", (FINE, FINE), ground)
     for _ in range(rng.integers(clutter + 1)):
         ends = rng.uniform(0, FINE, 4).tolist()
-        ImageDraw.Draw(canvas).line(ends, others[rng.integers(2)], int(rng.integers(2, 7)))
+        ImageDraw.Draw(canvas).line(ends, other[0], int(rng.integers(2, 7)))
     mask = _halved(ink.astype(np.float32))[..., None]
     return _lit(rng, mask * colour + (1 - mask) * np.asarray(canvas.reduce(2)))
 

@@ -77,9 +77,7 @@ class Mnist(Reader):
         shape = tuple(int(size) for size in np.frombuffer(content[4:start], dtype=">u4"))
         expected = start + int(np.prod(shape, dtype=object))
         if len(content) != expected or 0 in shape:
-            raise damaged(
-                self.name, path, f"holds {len(content)} bytes; its header {shape} asks for {expected}"
-            )
+            raise damaged(self.name, path, f"holds {len(content)} bytes; its header {shape} asks for {expected}")
         return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape)
 
 

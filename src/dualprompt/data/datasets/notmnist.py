@@ -72,9 +72,7 @@ class NotMnist(Reader):
         for label, letter in enumerate(LETTERS):
             if not (folder / letter).is_dir():
                 raise missing(self.name, folder / letter)
-            files = sorted(
-                path for path in (folder / letter).glob("*.png") if f"{letter}/{path.name}" not in KNOWN_BAD
-            )
+            files = sorted(path for path in (folder / letter).glob("*.png") if f"{letter}/{path.name}" not in KNOWN_BAD)
             if not files:
                 raise damaged(self.name, folder / letter, "holds no .png file")
             paths += files
