@@ -1,0 +1,30 @@
+PYTHON ?= python3
+BIN := .venv/bin
+SEEDS ?= 3
+
+.PHONY: install demo test test-slow lint clean
+
+install: .venv/.installed
+
+.venv/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@
+
+demo: install
+	$(BIN)/dualprompt run mini --seeds $(SEEDS)
+
+lint: install
+	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+test: lint
+	$(BIN)/python -m pytest -n 2 --durations 10
+
+test-slow: install
+	$(BIN)/python -m pytest -n 2 -m slow
+
+clean:
+	rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
