@@ -90,7 +90,7 @@ class Run:
                 for t in stream.tasks
             ],
             "skipped_images": [str(path) for path in stream.bad],
-            "versions": {name: importlib.metadata.version(name) for name in VERSIONS}
+            "versions": {name: _version(name) for name in VERSIONS}
             | {
                 "python": platform.python_version(),
                 "platform": platform.platform(),
@@ -162,6 +162,13 @@ class Run:
         """Drop what was logged after a checkpoint, since it will happen again."""
         if self.log_bytes() > length:
             os.truncate(self.metrics_path, length)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:  # put on the path by hand, say on a cluster
+        return None
 
 
 def git_state() -> dict[str, Any] | None:
