@@ -62,7 +62,6 @@ class Golden:
                 f"head.bias.{task}": bias[rows],
             }
         self.method.load_state(state)
-        self.method.first_class = (tasks - 1) * self.per_task
         return self.method
 
     def batch(self):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -11,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dualprompt import __version__
-from dualprompt.errors import DualPromptError, InterruptedRunError, nearest
+from dualprompt.errors import DualPromptError, InterruptedRunError, LostProcessError, nearest
+from dualprompt.progress import speaks
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -45,14 +47,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         options = parse(arguments)
         options.do(options)
+        sys.stdout.flush()
     except DualPromptError as error:
-        sys.stderr.write(f"dualprompt: error: {error}\n")
+        if speaks() or not isinstance(error, InterruptedRunError | LostProcessError):
+            sys.stderr.write(f"dualprompt: error: {error}\n")
         return 130 if isinstance(error, InterruptedRunError) else 2
     except KeyboardInterrupt:
         sys.stderr.write("dualprompt: stopped\n")
         return 130
-    except BrokenPipeError:  # whoever read our output has gone
-        sys.stderr.close()
+    except BrokenPipeError:  # whoever read our output has gone; Python must not try again when it ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     return 0
 
@@ -159,15 +163,15 @@ def build_parser() -> Parser:
     run.add_argument("--out", type=Path, help="run directory (default: runs/PRESET-METHOD-TIME)")
     run.add_argument("--no-baseline", action="store_true", help="do not run frozen-head beside the method")
     run.add_argument("--skip-bad", action="store_true", help="leave out unreadable images and count them")
-    run.add_argument("--device", help="auto, cpu, cuda or mps")
-    run.add_argument("--devices", type=int, help="processes a machine, one device each")
-    run.add_argument("--nodes", type=int, help="machines")
+    add_devices(run)
 
     resume = command("resume", do_resume, "continue an interrupted run to the same result")
     resume.add_argument("run", type=Path)
+    add_devices(resume)
 
     evaluate = command("eval", do_eval, "judge a finished run again, after each of its tasks")
     evaluate.add_argument("run", type=Path)
+    evaluate.add_argument("--device", help=DEVICE)
     evaluate.add_argument("--selection", help="query, batch_vote, oracle, or several with commas (default: the run's)")
 
     show = command("show", do_show, "show the tables and pictures of a run")
@@ -182,6 +186,16 @@ def build_parser() -> Parser:
     data.add_argument("--root", type=Path, help="folder that holds the datasets (default: $DUALPROMPT_DATA)")
     data.add_argument("--out", type=Path, help="gallery picture (default: NAME.png)")
     return parser
+
+
+DEVICE = "auto, cpu, cuda or mps"
+
+
+def add_devices(command: Parser) -> None:
+    """Add the options that say where a run is carried out."""
+    command.add_argument("--device", help=DEVICE)
+    command.add_argument("--devices", type=int, help="processes a machine, one device each")
+    command.add_argument("--nodes", type=int, help="machines")
 
 
 RUN_EXAMPLES = """\
@@ -202,10 +216,11 @@ def emit(options: argparse.Namespace, value: Any, *tables: Table | str) -> None:
         return
     from rich.console import Console
 
+    from dualprompt.studies.tables import WIDTH
+
     console = Console()
-    # A table that is cut to the width of a pipe helps nobody.
     if not console.is_terminal:
-        console = Console(width=140)
+        console = Console(width=WIDTH)
     for table in tables:
         if isinstance(table, str):
             console.print(table, markup=False, highlight=False, soft_wrap=True)
@@ -250,17 +265,17 @@ def do_resume(options: argparse.Namespace) -> None:
 
     if not group.is_run(options.run):
         raise DualPromptError(f"{options.run} is not a run directory (it has no manifest.json)")
+    places = {"device": options.device, "devices": options.devices, "nodes": options.nodes}
+    elsewhere = {key: value for key, value in places.items() if value is not None}
     with Terminal() as terminal:
-        runs = group.resume(options.run, terminal)
+        runs = group.resume(options.run, terminal, elsewhere)
     conclude(options, runs)
 
 
 def conclude(options: argparse.Namespace, runs: list[Run]) -> None:
     """Write and print what finished runs have to show."""
-    import os
-
-    if int(os.environ.get("LOCAL_RANK", "0")) or int(os.environ.get("RANK", "0")):
-        return  # another process of the same run speaks
+    if not speaks():
+        return
     from dualprompt.studies import publish, tables
 
     folder = group_folder(runs)
@@ -285,6 +300,8 @@ def group_folder(runs: list[Run]) -> Path:
 
 def do_eval(options: argparse.Namespace) -> None:
     """Judge a finished run again."""
+    from dualprompt.config import RunConfig
+    from dualprompt.config import parse as validated
     from dualprompt.console import Terminal
     from dualprompt.files import write_json
     from dualprompt.studies import tables
@@ -294,9 +311,11 @@ def do_eval(options: argparse.Namespace) -> None:
 
     run = Run.open(options.run)
     run.result()
+    config = run.config()
     selections: list[Any] = options.selection.split(",") if options.selection else [None]
     with Terminal() as terminal:
-        setup = prepare(run.config(), terminal)
+        here = {"device": options.device or config.device, "devices": 1, "nodes": 1}
+        setup = prepare(validated(RunConfig, config.model_dump() | here), terminal)
         run.check_same(setup.identity)
         for selection in selections:
             setup.method.check_selection(selection)

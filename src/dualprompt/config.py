@@ -116,19 +116,40 @@ def parse(model: type[Strict], values: dict[str, Any], where: str = "") -> Any:
 
 
 def _explain(model: type[Strict], error: ValidationError, where: str) -> str:
-    first = error.errors()[0]
-    # Unions put the name of the tried member into the location; keep only what the user wrote.
-    path = [str(part) for part in first["loc"] if not str(part).startswith(("list[", "function-"))]
-    key = ".".join([part for part in (where, *path) if part]) or "config"
+    faults = error.errors()
+    first = faults[0]
+    path, owner = _place(model, first["loc"])
+    key = ".".join(part for part in (where, *path) if part) or "config"
     if first["type"] == "extra_forbidden":
-        owner: Any = model
-        for part in path[:-1]:
-            owner = owner.model_fields[part].annotation
         return f"unknown key '{key}'; {nearest(path[-1], owner.model_fields)}"
     if first["type"] == "missing":
         return f"missing key '{key}'; set it in the preset or with --{key} VALUE"
+    field = owner.model_fields.get(path[-1]) if path else None
+    found = repr(first["input"])
+    found = f"found {found[:80]}{'…' if len(found) > 80 else ''}"
+    if field and field.description and sum(_place(model, fault["loc"])[0] == path for fault in faults) > 1:
+        # A union: none of its members fits, and the fault of the first one would mislead.
+        return f"bad value for '{key}': {found}; it takes: {field.description}"
     message = first["msg"].removeprefix("Value error, ")
-    return f"bad value for '{key}': {message[0].lower()}{message[1:]} (found {first['input']!r})"
+    hint = "; write it as a,b" if first["type"] in ("tuple_type", "list_type") else ""
+    found = "" if isinstance(first["input"], dict) else f" ({found})"
+    return f"bad value for '{key}': {message[0].lower()}{message[1:]}{found}{hint}"
+
+
+def _place(model: type[Strict], location: tuple[int | str, ...]) -> tuple[list[str], type[Strict]]:
+    """Return the key that a fault is at, and the config it belongs to.
+
+    Below a field, a location holds positions in lists and the tried members of unions, which the user did not write.
+    """
+    path: list[str] = []
+    owner: Any = model
+    for part in location:
+        path.append(str(part))
+        field = owner.model_fields.get(part)
+        if field is None or not (isinstance(field.annotation, type) and issubclass(field.annotation, Strict)):
+            break
+        owner = field.annotation
+    return path, owner
 
 
 def preset_names() -> list[str]:
@@ -145,7 +166,10 @@ def load_preset(name: str) -> dict[str, Any]:
         path = Path(name)
         if not path.is_file():
             raise DualPromptError(f"preset file {name} does not exist")
-        text = path.read_text(encoding="utf-8")
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise DualPromptError(f"preset file {name} cannot be read as text ({error})") from None
     else:
         raise DualPromptError(f"unknown preset '{name}'; {nearest(name, preset_names())}; or the path of a .yaml file")
     try:
@@ -160,23 +184,36 @@ def load_preset(name: str) -> dict[str, Any]:
 def compose(preset: str, recipe: str | None, overrides: dict[str, Any]) -> RunConfig:
     """Return the run that `preset` describes, under one of its recipes, with dotted `overrides` on top."""
     values = load_preset(preset)
-    recipes = values.pop("recipes", {})
+    recipes = _mapping(preset, "recipes", values.pop("recipes", {}))
     default = values.pop("recipe", None)
     values.pop("title", None)
     chosen = recipe or default
     if chosen is not None:
         if chosen not in recipes:
-            raise DualPromptError(f"preset '{preset}' has no recipe '{chosen}'; {nearest(chosen, recipes)}")
-        values = merge(values, recipes[chosen])
+            known = nearest(str(chosen), map(str, recipes))
+            raise DualPromptError(f"preset '{preset}' has no recipe '{chosen}'; {known}")
+        values = merge(values, _mapping(preset, f"recipes.{chosen}", recipes[chosen]))
         values = merge(values, {"train": {"recipe": chosen}})
     above: dict[str, Any] = {}
     for dotted, value in overrides.items():
         above = merge(above, nested(dotted, value))
     # A preset may hold options for several methods; only those of the chosen one apply.
-    options = values.pop("methods", {})
-    name = merge(values, above).get("method", {}).get("name", "dualprompt")
-    values["method"] = {"name": name, **options.get(name, {})}
+    options = _mapping(preset, "methods", values.pop("methods", {}))
+    own = _mapping(preset, "method", values.pop("method", {}))
+    usual = own.get("name", "dualprompt")
+    name = above.get("method", {}).get("name", usual)
+    if not isinstance(name, str):
+        raise DualPromptError(f"bad value for 'method.name': it takes the name of a method (found {name!r})")
+    values["method"] = {"name": name, **_mapping(preset, f"methods.{name}", options.get(name, {}))}
+    if name == usual:
+        values["method"] |= own
     return parse(RunConfig, merge(values, above))
+
+
+def _mapping(preset: str, key: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise DualPromptError(f"{preset}: '{key}' must be a mapping of keys, found {value!r}")
+    return value
 
 
 def nested(dotted: str, value: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, ProgressColumn, Task, TextColumn, TimeElaps
 from rich.progress import Progress as RichProgress
 from rich.text import Text
 
-from dualprompt.progress import Bar, Progress
+from dualprompt.progress import Bar, Progress, speaks
 
 
 class _Rate(ProgressColumn):
@@ -46,7 +46,7 @@ class Terminal(Progress):
     """Shows every bar while its work lasts. Where stderr is no terminal, only the notes are shown."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(stderr=True)
+        self.console = console or Console(stderr=True, quiet=not speaks())
         self._bars = RichProgress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -56,7 +56,7 @@ class Terminal(Progress):
             TextColumn("{task.fields[remark]}", style="dim"),
             console=self.console,
             transient=True,
-            disable=not self.console.is_terminal,
+            disable=self.console.quiet or not self.console.is_terminal,
         )
 
     def __enter__(self) -> Terminal:

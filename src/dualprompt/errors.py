@@ -14,6 +14,10 @@ class InterruptedRunError(DualPromptError):
     """A run was asked to stop and saved itself first; the command exits with code 130."""
 
 
+class LostProcessError(DualPromptError):
+    """A process of a run that several carry out ended before the others."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return a phrase that helps someone who mistyped `name`: the nearest known name, then all of them."""
     names = sorted(known)

@@ -30,9 +30,20 @@ def atomic(path: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
+def is_partial(path: Path) -> bool:
+    """Return whether a file is one that a killed process left half written; nobody ever reads it."""
+    return path.name.startswith(".") and path.suffix == ".partial"
+
+
+def sweep(folder: Path) -> None:
+    """Remove what killed processes left half written below a folder."""
+    for path in folder.rglob(".*.partial"):
+        path.unlink(missing_ok=True)
+
+
 @contextlib.contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Turn what the disk refuses (full, quota, read-only, no permission) into one clear message."""
+    """Turn what the disk refuses (full, read-only, no permission, too large a file) into one clear message."""
     try:
         yield
     except OSError as error:
@@ -41,9 +52,8 @@ def disk_errors(path: Path) -> Iterator[None]:
                 f"the disk is full: {path} could not be written; free some space or choose another place "
                 "(what was there before is untouched)"
             ) from error
-        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOTDIR, errno.EISDIR):
-            raise DualPromptError(f"{path} cannot be written ({error.strerror}); choose another place") from error
-        raise
+        reason = error.strerror or str(error)
+        raise DualPromptError(f"{path} cannot be written ({reason}); choose another place") from error
 
 
 def write_text(path: Path, text: str) -> None:
@@ -55,6 +65,18 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Write `value` to `path` as indented JSON, atomically."""
     write_text(path, json.dumps(value, indent=2, sort_keys=False) + "\n")
+
+
+def read_json(path: Path, *keys: str) -> dict[str, Any]:
+    """Return the JSON object in a file that `write_json` made, which must have these keys."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DualPromptError(f"{path} is damaged ({error}); restore it or start a new run") from None
+    for key in keys:
+        if not isinstance(value, dict) or key not in value:
+            raise DualPromptError(f"{path} is damaged (it has no '{key}'); restore it or start a new run")
+    return value
 
 
 def sha256(path: Path) -> str:

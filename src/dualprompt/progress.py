@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
+
+
+def speaks() -> bool:
+    """Return whether this process is the one that talks, where several carry out one run together."""
+    ranks = ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
+    return all(os.environ.get(rank, "0") == "0" for rank in ranks)
 
 
 class Bar:

@@ -11,5 +11,7 @@ def derive(seed: int, *place: int | str) -> int:
     Equal places give equal seeds on every machine; different places give unrelated ones, so that a resumed
     run draws what the uninterrupted one would have drawn.
     """
-    text = "/".join([str(seed), *(f"{type(part).__name__}:{part}" for part in place)])
+    # A name may hold the separator; doubled, it cannot be taken for one.
+    parts = (f"{type(part).__name__}:{str(part).replace('/', '//')}" for part in place)
+    text = "/".join([str(seed), *parts])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from dualprompt.data.images import Canvas
@@ -19,9 +18,12 @@ def whole_boxes(shapes: Tensor) -> Tensor:
 
 
 def centre_boxes(shapes: Tensor, share: float = CENTRE) -> Tensor:
-    """Return the square at each image's centre whose side is `share` of the short side."""
-    side = shapes.amin(dim=1, keepdim=True).float() * share
-    return torch.cat([(shapes - side) / 2, side, side], dim=1)
+    """Return the square at each image's centre whose side is `share` of the short side.
+
+    It is made of whole pixels: half a pixel's offset would blur an image that needs no resampling.
+    """
+    side = (shapes.amin(dim=1, keepdim=True) * share).round()
+    return torch.cat([((shapes - side) / 2).floor(), side, side], dim=1)
 
 
 def random_boxes(
@@ -65,36 +67,46 @@ def resample(
 ) -> Tensor:
     """Return (batch, 3, side, side) floats in [0, 1]: each image's box, resampled to the output.
 
-    No pixel from outside the box is used: sampling points are clamped to the centres of the box's outermost
-    pixels. There is no antialiasing, so images much larger than the output must be shrunk before (see `Store`).
+    It is what cutting the box out and resizing it with Pillow gives ("bilinear" or "bicubic", antialiased where it
+    shrinks), but for its rounding to bytes. A box that ends inside a pixel has the whole pixel, and no pixel that
+    the box does not touch is used.
     """
     pixels, device = canvas.pixels, canvas.pixels.device
-    height, width = pixels.shape[1:3]
-    image = pixels.permute(0, 3, 1, 2).float() / 255
-    if flips is None and bool((boxes == boxes.new_tensor([0, 0, height, width])).all()):
-        if (height, width) == (side, side):
-            return image
-        if height <= side and width <= side:
-            return F.interpolate(image, size=(side, side), mode=interpolation, align_corners=False).clamp(0, 1)
-    boxes = boxes.to(device)
-    step = (torch.arange(side, device=device) + 0.5) / side
-    across = step.expand(len(boxes), side)
+    batch, height, width, channels = pixels.shape
+    if flips is None and bool((boxes == boxes.new_tensor([0, 0, side, side])).all()):
+        return pixels[:, :side, :side].permute(0, 3, 1, 2).float() / 255  # nothing to resample
+    boxes, shapes = boxes.to(device), canvas.shapes.to(device)
+    down = _weights(boxes[:, 0:1], boxes[:, 2:3], shapes[:, 0:1], side, height, interpolation)
+    across = _weights(boxes[:, 1:2], boxes[:, 3:4], shapes[:, 1:2], side, width, interpolation)
     if flips is not None:
-        across = torch.where(flips.to(device)[:, None], across.flip(1), across)
-    y = _points(boxes[:, 0:1], boxes[:, 2:3], step.expand(len(boxes), side))
-    x = _points(boxes[:, 1:2], boxes[:, 3:4], across)
-    # Pixel i has its centre at i + 0.5; grid_sample wants the canvas mapped to [−1, 1].
-    y, x = 2 * y / height - 1, 2 * x / width - 1
-    grid = torch.stack([x[:, None, :].expand(-1, side, -1), y[:, :, None].expand(-1, -1, side)], dim=-1)
-    sampled = F.grid_sample(image, grid, mode=interpolation, padding_mode="border", align_corners=False)
-    return sampled.clamp(0, 1)
+        across = torch.where(flips.to(device)[:, None, None], across.flip(1), across)
+    rows = down @ (pixels.float() / 255).view(batch, height, width * channels)
+    rows = rows.view(batch, side, width, channels).permute(0, 3, 1, 2).reshape(batch, channels * side, width)
+    return (rows @ across.mT).view(batch, channels, side, side).clamp(0, 1)
 
 
-def _points(start: Tensor, length: Tensor, step: Tensor) -> Tensor:
-    """Return sampling positions in pixels, at least half a pixel inside the box."""
-    points = start + length * step
-    low, high = start.floor() + 0.5, (start + length).ceil() - 0.5
-    return torch.minimum(torch.maximum(points, low), torch.maximum(low, high))
+def _weights(start: Tensor, length: Tensor, size: Tensor, side: int, pixels: int, interpolation: str) -> Tensor:
+    """Return (batch, side, pixels): what each pixel along one axis of the canvas adds to each pixel of the output.
+
+    `start`, `length` and the image's `size` are (batch, 1). A dense matrix costs little beside a backbone, and
+    works for boxes of different sizes at once.
+    """
+    scale = length / side
+    centre = start + scale * (torch.arange(side, device=start.device) + 0.5)
+    pixel = torch.arange(pixels, device=start.device) + 0.5
+    distance = (pixel - centre[:, :, None]) / scale.clamp(min=1)[:, :, None]
+    inside = (pixel > start.floor()) & (pixel < torch.minimum((start + length).ceil(), size))
+    weights = _kernel(distance.abs(), interpolation) * inside[:, None, :]
+    return weights / weights.sum(dim=2, keepdim=True)
+
+
+def _kernel(distance: Tensor, interpolation: str) -> Tensor:
+    """Return Pillow's filters: the triangle, or Keys' cubic with a = −1/2."""
+    if interpolation == "bilinear":
+        return (1 - distance).clamp(min=0)
+    near = (1.5 * distance - 2.5) * distance**2 + 1
+    far = ((2.5 - 0.5 * distance) * distance - 4) * distance + 2
+    return torch.where(distance < 1, near, torch.where(distance < 2, far, 0.0))
 
 
 def normalise(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:

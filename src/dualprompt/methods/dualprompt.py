@@ -94,7 +94,7 @@ class DualPrompt(FrozenHead):
     def end_task(self, task: TaskView) -> None:
         """Set the key in closed form, if asked to."""
         if self.config.keys == "mean":
-            self.bank.task_key[-1].data.copy_(mean_key(task.queries().float()))
+            self.bank.set_key(mean_key(task.queries().float()))
 
     @torch.no_grad()
     def predict(self, batch: Batch, selection: Selection | None = None) -> Prediction:

@@ -38,7 +38,6 @@ class FrozenHead(Method):
     def __init__(self, config: MethodConfig, backbone: VisionTransformer) -> None:
         super().__init__(config, backbone)
         self.head = GrowingHead(backbone.config.dim)
-        self.first_class = 0
 
     @property
     def masked(self) -> bool:
@@ -47,7 +46,6 @@ class FrozenHead(Method):
 
     def begin_task(self, task: TaskView) -> None:
         """Add the task's rows to the head."""
-        self.first_class = task.first_class
         self.head.grow(task.classes, train_old=not self.masked)
 
     def features(self, batch: Batch) -> Tensor:
@@ -60,7 +58,7 @@ class FrozenHead(Method):
     def classification_loss(self, features: Tensor, labels: Tensor) -> Tensor:
         """Return the cross-entropy; masked logits outside the task are −∞, which is to leave them out."""
         if self.masked:
-            return F.cross_entropy(self.head.newest(features), labels - self.first_class)
+            return F.cross_entropy(self.head.newest(features), labels - self.head.first_newest)
         return F.cross_entropy(self.head.all(features), labels)
 
     def loss(self, batch: Batch) -> Tensor:

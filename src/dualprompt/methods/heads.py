@@ -25,6 +25,11 @@ class GrowingHead(nn.Module):
         """Number of classes seen so far."""
         return sum(len(bias) for bias in self.bias)
 
+    @property
+    def first_newest(self) -> int:
+        """The newest task's first class: its classes come after all older ones."""
+        return self.classes - len(self.bias[-1])
+
     def grow(self, classes: int, train_old: bool) -> None:
         """Add `classes` rows of zeros; the older rows train on only if `train_old`."""
         self._append(torch.zeros(classes, self.dim), torch.zeros(classes))

@@ -93,6 +93,11 @@ class PromptBank(nn.Module):
             e_prompt = self.e_prompt[-1].detach().clone()
         self._append(e_prompt, key)
 
+    def set_key(self, key: Tensor) -> None:
+        """Replace the newest task's key."""
+        self.task_key[-1].data.copy_(key)
+        self._stacked = None
+
     def restore(self, e_prompts: Sequence[Tensor], keys: Sequence[Tensor]) -> None:
         """Replace all E-Prompts and keys, for instance by those of a checkpoint."""
         self.e_prompt, self.task_key = nn.ParameterList(), nn.ParameterList()

@@ -13,6 +13,7 @@ from rich.table import Table
 from dualprompt.metrics import mean_and_deviation
 
 Result = dict[str, Any]
+WIDTH = 200  # columns where no terminal sets them: no cell of a table is cut or wrapped
 METRICS = (
     ("average_accuracy", "A (%)"),
     ("forgetting", "F (%)"),
@@ -102,8 +103,8 @@ def matrix_csv(result: Result) -> str:
 
 
 def text(*tables: Table) -> str:
-    """Return tables as plain text, 120 columns wide."""
-    console = Console(file=io.StringIO(), width=120, color_system=None)
+    """Return tables as plain text, as wide as they need to be."""
+    console = Console(file=io.StringIO(), width=WIDTH, color_system=None)
     for table in tables:
         console.print(table)
     assert isinstance(console.file, io.StringIO)

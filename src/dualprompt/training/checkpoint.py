@@ -30,10 +30,14 @@ class Position:
     accuracy: list[list[float]] = field(default_factory=list)
     matching: list[list[float]] = field(default_factory=list)
 
-    @property
-    def in_task(self) -> bool:
-        """Whether the task at `task` was begun."""
-        return (self.epoch, self.step) != (0, 0)
+
+@dataclass(frozen=True)
+class Work:
+    """What is kept of a task that is being learned."""
+
+    method: State  # what the task has changed so far
+    optimiser: State
+    loss: Tensor  # summed over the steps of the epoch
 
 
 def write(path: Path, tensors: State, header: dict[str, Any]) -> None:
@@ -59,6 +63,8 @@ def read(path: Path) -> tuple[State, dict[str, Any]]:
         with safe_open(path, framework="pt") as file:
             header = json.loads((file.metadata() or {})["dualprompt"])
             return {name: file.get_tensor(name) for name in file.keys()}, header  # noqa: SIM118
+    except FileNotFoundError:
+        raise DualPromptError(f"checkpoint {path} is missing; restore it or start a new run") from None
     except (SafetensorError, KeyError, ValueError, OSError) as error:
         raise DualPromptError(
             f"checkpoint {path} cannot be read ({error}); delete it to continue from the one before"
@@ -85,9 +91,9 @@ class Checkpoints:
         """The file of the work in progress."""
         return self.folder / "progress.safetensors"
 
-    def save_task(self, task: int, state: State, before: State) -> None:
-        """Keep what task `task` changed."""
-        write(self.task_path(task), changed(state, before), {"task": task})
+    def save_task(self, position: Position, state: State, before: State) -> None:
+        """Keep what the task before `position` changed, and the position."""
+        write(self.task_path(position.task - 1), changed(state, before), asdict(position))
 
     def after_task(self, task: int) -> State:
         """Return the method's state after task `task`; −1 is the empty state before the first."""
@@ -101,27 +107,39 @@ class Checkpoints:
         position: Position,
         state: State,
         before: State,
-        optimiser: Optimizer | None,
+        optimiser: Optimizer,
         names: list[str],
         loss: Tensor,
     ) -> None:
         """Keep the work in progress: what the current task changed, the optimiser, and the position."""
         tensors = {f"method/{name}": value for name, value in changed(state, before).items()}
-        if optimiser is not None:
-            for index, values in optimiser.state_dict()["state"].items():
-                tensors.update({f"optimiser/{names[index]}/{key}": value for key, value in values.items()})
+        for index, values in optimiser.state_dict()["state"].items():
+            tensors.update({f"optimiser/{names[index]}/{key}": value for key, value in values.items()})
         tensors["loss"] = loss
         write(self.progress_path, tensors, asdict(position))
 
-    def load_progress(self) -> tuple[Position, State, State, Tensor] | None:
-        """Return position, method state, optimiser state and running loss of the work in progress, if any."""
-        if not self.progress_path.exists():
-            return None
-        tensors, header = read(self.progress_path)
-        loss = tensors.pop("loss")
-        method = {n.removeprefix("method/"): v for n, v in tensors.items() if n.startswith("method/")}
-        optimiser = {n.removeprefix("optimiser/"): v for n, v in tensors.items() if n.startswith("optimiser/")}
-        return Position(**header), method, optimiser, loss
+    def last(self) -> tuple[Position, Work | None]:
+        """Return where to go on: inside a task, with its work in progress, or at the beginning of one.
+
+        Work in progress counts if it is of the task that comes after the finished ones; so a damaged file can be
+        deleted, and the run goes on from the checkpoint before it.
+        """
+        finished = 0
+        while self.task_path(finished).exists():
+            finished += 1
+        if self.progress_path.exists():
+            tensors, header = read(self.progress_path)
+            if header["task"] == finished:
+                return Position(**header), Work(
+                    _below("method/", tensors), _below("optimiser/", tensors), tensors["loss"]
+                )
+        if finished:
+            return Position(**read(self.task_path(finished - 1))[1]), None
+        return Position(), None
+
+
+def _below(prefix: str, tensors: State) -> State:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
 def restore_optimiser(optimiser: Optimizer, names: list[str], saved: State) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,18 +21,39 @@ if TYPE_CHECKING:
 def launch(config: RunConfig) -> Fabric:
     """Return a Fabric on the configured devices; with several, start the other processes first."""
     from lightning_fabric import Fabric
+    from lightning_fabric.utilities.exceptions import MisconfigurationException
 
     if config.device == "cuda" and not torch.cuda.is_available():
         raise DualPromptError("device: cuda was asked for, but PyTorch sees no GPU; use --device cpu or auto")
-    processes = config.devices * config.nodes
-    fabric = Fabric(
-        accelerator=config.device,
-        devices=config.devices,
-        num_nodes=config.nodes,
-        strategy="ddp" if processes > 1 else "auto",
-    )
+    logging.getLogger("lightning_fabric.utilities").setLevel(logging.WARNING)  # it greets from every process
+    devices, nodes = _processes(config)
+    try:
+        fabric = Fabric(
+            accelerator=config.device,
+            devices=devices,
+            num_nodes=nodes,
+            strategy="ddp" if devices * nodes > 1 else "auto",
+        )
+    except (MisconfigurationException, ValueError, RuntimeError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise DualPromptError(
+            f"device: {config.device}, devices: {devices}, nodes: {nodes} cannot be had here ({reason}); "
+            "use --device cpu or auto, or fewer --devices"
+        ) from error
     fabric.launch()
     return fabric
+
+
+def _processes(config: RunConfig) -> tuple[int, int]:
+    """Return the devices a machine and the machines: those of the config, or those that torchrun has decided on."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        return int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["GROUP_WORLD_SIZE"])
+    return config.devices, config.nodes
+
+
+def lost_process(error: RuntimeError) -> bool:
+    """Return whether a collective operation failed because another process is gone."""
+    return isinstance(error, torch.distributed.DistError) or "gloo" in str(error)
 
 
 def compute_dtype(config: RunConfig, device: torch.device) -> torch.dtype:
@@ -44,8 +67,8 @@ def total(fabric: Fabric, value: Tensor) -> Tensor:
     """Return the sum of a tensor over all processes."""
     if fabric.world_size == 1:
         return value
-    summed = fabric.all_reduce(value, reduce_op="sum")
-    assert isinstance(summed, Tensor)
+    summed = value.clone()
+    torch.distributed.all_reduce(summed)
     return summed
 
 

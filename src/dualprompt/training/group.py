@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import json
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dualprompt.config import RunConfig, parse
-from dualprompt.errors import DualPromptError
-from dualprompt.files import write_json
+from dualprompt.errors import DualPromptError, InterruptedRunError, LostProcessError
+from dualprompt.files import is_partial, read_json, sweep, write_json
 from dualprompt.progress import SILENT, Progress
+from dualprompt.training.distributed import lost_process
 from dualprompt.training.loop import train
 from dualprompt.training.run import Run
 from dualprompt.training.setup import Setup, prepare
@@ -43,9 +46,9 @@ def plan(configs: list[RunConfig], baseline: bool) -> list[Member]:
 
 def start(members: list[Member], folder: Path, progress: Progress = SILENT) -> list[Run]:
     """Run every member of a new group in `folder`."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        held = "holds a run; continue it with `dualprompt resume {0}`" if is_run(folder) else "is not an empty folder"
-        raise DualPromptError(f"{folder} {held.format(folder)}; or choose another --out")
+    if folder.exists() and (not folder.is_dir() or not all(is_partial(path) for path in folder.iterdir())):
+        held = f"holds a run; continue it with `dualprompt resume {folder}`, or" if is_run(folder) else "is not empty;"
+        raise DualPromptError(f"{folder} {held} choose another --out")
     first = prepare(members[0].config, progress)  # whatever is wrong shows before anything is written
     folder = Path(first.fabric.broadcast(str(folder)))  # processes may disagree about a name with the time in it
     if first.fabric.is_global_zero:
@@ -54,10 +57,16 @@ def start(members: list[Member], folder: Path, progress: Progress = SILENT) -> l
     return _run(members, folder, progress, first)
 
 
-def resume(folder: Path, progress: Progress = SILENT) -> list[Run]:
-    """Continue a group, or a single run, where it stopped; what is finished stays as it is."""
-    members = members_of(folder)
+def resume(folder: Path, progress: Progress = SILENT, elsewhere: dict[str, Any] | None = None) -> list[Run]:
+    """Continue a group, or a single run, where it stopped; what is finished stays as it is.
+
+    `elsewhere` replaces `device`, `devices` or `nodes`, which do not decide a run's result.
+    """
+    members = [
+        Member(m.folder, parse(RunConfig, m.config.model_dump() | (elsewhere or {}))) for m in members_of(folder)
+    ]
     if all((folder / m.folder / "result.json").is_file() for m in members):
+        sweep(folder)
         return [Run.open(folder / member.folder) for member in members]
     return _run(members, folder, progress, None)
 
@@ -67,7 +76,7 @@ def members_of(folder: Path) -> list[Member]:
     listing = folder / "group.json"
     if not listing.is_file():
         return [Member(".", Run.open(folder).config())]
-    entries = json.loads(listing.read_text(encoding="utf-8"))["members"]
+    entries = read_json(listing, "members")["members"]
     members = []
     for entry in entries:
         begun = (folder / entry["folder"] / "manifest.json").is_file()
@@ -89,17 +98,35 @@ def _run(members: list[Member], folder: Path, progress: Progress, first: Setup |
         if not run.finished:
             if setup is None or number > 0:
                 setup = prepare(member.config, progress, share=setup)
+            if run.manifest_path.is_file():
+                run.check_same(setup.identity)
             if setup.fabric.is_global_zero:
-                if run.manifest_path.is_file():
-                    run.check_same(setup.identity)
-                else:
-                    run = Run.create(place, member.config, setup.stream, setup.weights, setup.precision)
+                sweep(place)
+                if not run.manifest_path.is_file():
+                    Run.create(place, member.config, setup.stream, setup.weights, setup.precision)
             setup.fabric.barrier()
             name, seed = member.config.method["name"], member.config.seed
-            progress.note(f"[{number + 1}/{len(members)}] {name}, seed {seed} → {place}")
-            train(setup, run, progress if setup.fabric.is_global_zero else SILENT)
+            shown = progress if setup.fabric.is_global_zero else SILENT
+            shown.note(f"[{number + 1}/{len(members)}] {name}, seed {seed} → {place}")
+            with _continued_by(f"dualprompt resume {shlex.quote(str(folder))}"):
+                train(setup, run, shown)
         runs.append(run)
     return runs
+
+
+@contextmanager
+def _continued_by(command: str) -> Iterator[None]:
+    """Say how to continue a run that is stopped or loses one of its processes."""
+    try:
+        yield
+    except InterruptedRunError as stop:
+        raise InterruptedRunError(f"{stop}; nothing is lost, continue with: {command}") from None
+    except RuntimeError as error:
+        if not lost_process(error):
+            raise
+        raise LostProcessError(
+            f"another process of this run ended, so this one did; continue from the last checkpoint with: {command}"
+        ) from error
 
 
 def results(runs: list[Run]) -> list[dict[str, Any]]:

@@ -47,19 +47,8 @@ class _Loop:
         self.config, self.method, self.fabric = setup.config, setup.method, setup.fabric
         self.stop_asked: str | None = None
         self.saved_at = time.monotonic()
-        self.position = Position()
-        self.resumed: tuple[State, State] | None = None  # method and optimiser state inside a task
-        self.loss = torch.zeros((), device=self.fabric.device)
-        saved = run.checkpoints.load_progress()
-        if saved is not None:
-            self.position, method, optimiser, self.loss = (
-                saved[0],
-                saved[1],
-                saved[2],
-                saved[3].to(self.fabric.device),
-            )
-            if self.position.in_task:
-                self.resumed = method, optimiser
+        self.position, self.resumed = run.checkpoints.last()
+        self.loss = (self.resumed.loss if self.resumed else torch.zeros(())).to(self.fabric.device)
         self.before = self._on_device(run.checkpoints.after_task(self.position.task - 1))
         if self.before:
             self.method.load_state(self.before)
@@ -79,11 +68,11 @@ class _Loop:
         view = self._view(task)
         self.method.begin_task(view)
         if self.resumed:
-            self.method.load_state(self.before | self._on_device(self.resumed[0]))
+            self.method.load_state(self.before | self._on_device(self.resumed.method))
         trainable = self.method.trainable()
         optimiser = make_optimiser(trainable, self.config.train)
         if self.resumed:
-            restore_optimiser(optimiser, list(trainable), self.resumed[1])
+            restore_optimiser(optimiser, list(trainable), self.resumed.optimiser)
         self.resumed = None
         loss_of = distribute(self.fabric, self.method)
         started, images = time.monotonic(), 0
@@ -128,20 +117,22 @@ class _Loop:
             if self.config.train.clip is not None:
                 nn.utils.clip_grad_norm_(trainable.values(), self.config.train.clip)
             optimiser.step()
-            self.loss += loss.detach() * share.weight
+            self.loss += total(self.fabric, loss.detach() * share.weight) / self.fabric.world_size
             images += len(share.batch.labels)
             bar.advance(len(share.batch.labels) * self.fabric.world_size)
             last = step + 1 == steps
             self.position = replace(self.position, task=task.index, epoch=epoch, step=step + 1)
             if last:
                 self._end_epoch(task, epoch, steps, bar)
-            if last or self._due():
+            stop = self._stop_asked()
+            if last or stop or self._due():
                 self._save(optimiser, names)
-            self._stop_if_asked(optimiser, names)
+            if stop:
+                raise self._stopped()
         return images
 
     def _end_epoch(self, task: Task, epoch: int, steps: int, bar: Bar) -> None:
-        mean = float(total(self.fabric, self.loss)) / steps / self.fabric.world_size
+        mean = float(self.loss) / steps
         self.loss = torch.zeros_like(self.loss)
         bar.say(f"loss {mean:.3f}")
         if self.writes:
@@ -161,42 +152,43 @@ class _Loop:
                 name=task.name,
                 accuracy=accuracy,
                 matching=matching or None,
+                images=[score.images for score in scores],
                 seconds={
                     "train": round(seconds, 3),
                     "evaluate": round(time.monotonic() - began, 3),
                     "train_images_per_second": round(images * self.fabric.world_size / seconds, 1) if images else None,
                 },
             )
-            self.run.checkpoints.save_task(task.index, self.method.state(), self.before)
-        self.before = {name: value.clone() for name, value in self.method.state().items()}
         self.position = Position(
             task=task.index + 1,
+            log_bytes=self.run.log_bytes() if self.writes else 0,
             accuracy=[*self.position.accuracy, accuracy],
             matching=[*self.position.matching, matching],
         )
-        self._save(None, [])
+        if self.writes:
+            self.run.checkpoints.save_task(self.position, self.method.state(), self.before)
+        self.before = {name: value.clone() for name, value in self.method.state().items()}
         self.progress.note(_sentence(task, accuracy, matching))
+        if self._stop_asked():  # during the evaluation
+            raise self._stopped()
 
     def _due(self) -> bool:
         return time.monotonic() - self.saved_at >= self.config.checkpoint.every_seconds
 
-    def _save(self, optimiser: Any, names: list[str]) -> None:
+    def _save(self, optimiser: torch.optim.Optimizer, names: list[str]) -> None:
         self.saved_at = time.monotonic()
         if not self.writes:
             return
         self.position = replace(self.position, log_bytes=self.run.log_bytes())
         self.run.checkpoints.save_progress(self.position, self.method.state(), self.before, optimiser, names, self.loss)
 
-    def _stop_if_asked(self, optimiser: Any, names: list[str]) -> None:
-        asked = self.stop_asked is not None
-        if self.fabric.world_size > 1:  # all processes must leave at the same step
-            asked = bool(total(self.fabric, torch.tensor(float(asked), device=self.fabric.device)))
-        if asked:
-            self._save(optimiser, names)
-            raise InterruptedRunError(
-                f"stopped by {self.stop_asked or 'another process'}; nothing is lost, continue with: "
-                f"dualprompt resume {self.run.folder}"
-            )
+    def _stop_asked(self) -> bool:
+        """Return whether any process was asked to stop; all must leave at the same step."""
+        asked = torch.tensor(float(self.stop_asked is not None), device=self.fabric.device)
+        return bool(total(self.fabric, asked)) if self.fabric.world_size > 1 else self.stop_asked is not None
+
+    def _stopped(self) -> InterruptedRunError:
+        return InterruptedRunError(f"stopped by {self.stop_asked or 'another process'}")
 
     def finish(self) -> dict[str, Any]:
         """Return the final numbers, writing them where that has not been done."""

@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
 import time
@@ -18,7 +19,7 @@ from dualprompt.backbones.weights import CheckpointInfo
 from dualprompt.config import RunConfig, parse
 from dualprompt.data.stream import TaskStream
 from dualprompt.errors import DualPromptError
-from dualprompt.files import digest, disk_errors, write_json
+from dualprompt.files import digest, disk_errors, read_json, write_json
 from dualprompt.training.checkpoint import Checkpoints
 
 # Carrying a run out elsewhere or saving it more often does not change what it is.
@@ -79,7 +80,7 @@ class Run:
         manifest = {
             "dualprompt": __version__,
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "command": " ".join(sys.argv),
+            "command": shlex.join(sys.argv),
             "seed": config.seed,
             "config": config.model_dump(mode="json"),
             "identity": asdict(Identity.of(config, stream, weights)),
@@ -110,10 +111,7 @@ class Run:
 
     def manifest(self) -> dict[str, Any]:
         """Return what was run."""
-        try:
-            return json.loads(self.manifest_path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise DualPromptError(f"{self.manifest_path} is damaged ({error})") from None
+        return read_json(self.manifest_path, "config", "identity", "tasks")
 
     def config(self) -> RunConfig:
         """Return the resolved config of this run, refusing one that was edited after the start."""
@@ -146,13 +144,14 @@ class Run:
             raise DualPromptError(
                 f"run {self.folder} is not finished; continue it with: dualprompt resume {self.folder}"
             )
-        return json.loads(self.result_path.read_text(encoding="utf-8"))
+        return read_json(self.result_path, "method", "accuracy_matrix", "parameters")
 
     def log(self, **event: Any) -> None:
         """Append one line to the log."""
         with disk_errors(self.metrics_path), self.metrics_path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(event) + "\n")
             file.flush()
+            os.fsync(file.fileno())  # a checkpoint that is on disk counts these lines
 
     def log_bytes(self) -> int:
         """Return the length of the log."""

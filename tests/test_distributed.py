@@ -1,0 +1,161 @@
+"""Two processes learn and judge what one does: every image once, the same prompts, one voice."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dualprompt.training.checkpoint import Checkpoints
+from dualprompt.training.distributed import share
+from sandbox import Life, World, shell, start
+
+# 13 training images a task in batches of 4: the last one has a single image, which is less than the processes.
+# 9 test images a task in batches of 4: one process judges 4 + 1, the other 4.
+OPTIONS = ("--recipe", "augmented")
+
+
+@given(count=st.integers(0, 200), processes=st.integers(1, 20))
+def test_shares(count: int, processes: int) -> None:
+    things = list(range(count))
+    parts = [things[share(count, rank, processes)] for rank in range(processes)]
+    assert list(chain(*parts)) == things
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@pytest.fixture(scope="module")
+def alone(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of a single process."""
+    folder = tmp_path_factory.mktemp("alone")
+    life = start(folder / "log", "run", world.preset, "--out", folder / "run", *OPTIONS)
+    assert life.end() == 0, life.text
+    return folder / "run"
+
+
+def assert_same(found: Path, alone: Path) -> None:
+    for one, other in ((found, alone), (found / "baseline", alone / "baseline")):
+        result, expected = (json.loads((run / "result.json").read_text()) for run in (one, other))
+        assert {**result, "run_dir": ""} == {**expected, "run_dir": ""}
+        lines, wanted = log_of(one), log_of(other)
+        assert [line.get("images") for line in lines if line["event"] == "task"] == [[9], [9, 9], [9, 9, 9]]
+        losses = [line.pop("loss") for line in lines if line["event"] == "epoch"]
+        assert losses == pytest.approx([line.pop("loss") for line in wanted if line["event"] == "epoch"], abs=1e-5)
+        assert lines == wanted
+        state, truth = (Checkpoints(run / "checkpoints").after_task(2) for run in (one, other))
+        assert state.keys() == truth.keys()
+        for name, value in truth.items():
+            torch.testing.assert_close(state[name], value, rtol=0, atol=1e-5, msg=lambda text, n=name: f"{n}: {text}")
+
+
+def log_of(run: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+
+
+def assert_one_voice(err: str) -> None:
+    assert [line.split("(")[0].strip() for line in err.splitlines() if not line.startswith("[")] == [
+        f"after task {task}" for task in (1, 2, 3)
+    ] * 2
+    assert err.count("dualprompt, seed 0") == 1
+
+
+def test_two_processes(world: World, alone: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    done = shell("run", world.preset, "--out", out, "--device", "cpu", "--devices", 2, "--json", *OPTIONS)
+    assert done.code == 0, done.err
+    assert_same(out, alone)
+    assert done.json["run_dir"] == str(out)
+    assert_one_voice(done.err)
+
+
+def test_torchrun(world: World, alone: Path, tmp_path: Path) -> None:
+    """`torchrun` decides how many processes there are; `--devices` need not repeat it."""
+    out = tmp_path / "run"
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*launcher, "-m", "dualprompt.cli", "run", str(world.preset), "--out", str(out), "--json", *OPTIONS],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert_same(out, alone)
+    assert json.loads(done.stdout)["run_dir"] == str(out)
+    assert_one_voice(done.stderr)
+
+
+def in_second_task(world: World, tmp_path: Path) -> tuple[Path, Life, int]:
+    """Start two processes and wait until they have learned a task; return the second one's id too."""
+    out = tmp_path / "run"
+    life = start(tmp_path / "log", "run", world.preset, "--out", out, "--devices", 2, *OPTIONS)
+    deadline = time.monotonic() + 60
+    while not (out / "checkpoints" / "task-0001.safetensors").exists():
+        assert life.process.exitcode is None, life.text
+        assert time.monotonic() < deadline, life.text
+        time.sleep(0.001)
+    assert life.process.pid
+    children = Path(f"/proc/{life.process.pid}/task/{life.process.pid}/children").read_text().split()
+    assert len(children) == 1
+    return out, life, int(children[0])
+
+
+def gone(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def wait_until_gone(process: int) -> None:
+    deadline = time.monotonic() + 20
+    while not gone(process):
+        assert time.monotonic() < deadline, "the other process lives on"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("lost", ["first", "second"])
+def test_a_lost_process_ends_the_run(lost: str, world: World, alone: Path, tmp_path: Path) -> None:
+    out, life, second = in_second_task(world, tmp_path)
+    if lost == "first":
+        life.process.kill()
+        assert life.end() == -signal.SIGKILL
+    else:
+        os.kill(second, signal.SIGKILL)
+        assert life.end() == 2
+        assert life.text.splitlines()[-1] == (
+            "dualprompt: error: another process of this run ended, so this one did; "
+            f"continue from the last checkpoint with: dualprompt resume {out}"
+        )
+    wait_until_gone(second)
+    assert "Traceback" not in life.text
+    assert not (out / "result.json").exists()
+    again = start(tmp_path / "log", "resume", out, "--devices", 1)
+    assert again.end() == 0, again.text
+    assert_same(out, alone)
+
+
+def test_asked_to_stop(world: World, alone: Path, tmp_path: Path) -> None:
+    """A signal to one process stops both at the same step; two go on where two stopped."""
+    out, life, second = in_second_task(world, tmp_path)
+    os.kill(second, signal.SIGTERM)
+    assert life.end() == 130, life.text
+    wait_until_gone(second)
+    message = f"stopped by another process; nothing is lost, continue with: dualprompt resume {out}"
+    assert life.text.splitlines()[-1] == f"dualprompt: error: {message}"
+    assert life.text.count("dualprompt: error:") == 1
+    again = start(tmp_path / "log", "resume", out)
+    assert again.end() == 0, again.text
+    assert_same(out, alone)

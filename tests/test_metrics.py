@@ -1,0 +1,126 @@
+"""The paper's metrics against matrices worked out by hand, and what must hold for every matrix."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dualprompt import metrics
+
+# Task 1 is best after task 2 (85, not its diagonal 80); task 2 is best on its diagonal.
+THREE = [
+    [80.0],
+    [85.0, 70.0],
+    [60.0, 50.0, 90.0],
+]
+# Task 1: 90, 40, 95, 70 (best after task 3); task 2: 60, 80, 50 (best after task 3); task 3: 30, 75 (improves).
+FOUR = [
+    [90.0],
+    [40.0, 60.0],
+    [95.0, 80.0, 30.0],
+    [70.0, 50.0, 75.0, 20.0],
+]
+
+
+def test_three_tasks_by_hand() -> None:
+    assert metrics.average_accuracy(THREE) == pytest.approx((60 + 50 + 90) / 3)
+    assert metrics.forgetting(THREE) == pytest.approx(((85 - 60) + (70 - 50)) / 2)
+    assert metrics.backward_transfer(THREE) == pytest.approx(((60 - 80) + (50 - 70)) / 2)
+    assert metrics.anytime_average_accuracy(THREE) == pytest.approx((80 + 77.5 + 200 / 3) / 3)
+    assert metrics.learning_accuracy(THREE) == pytest.approx((80 + 70 + 90) / 3)
+    assert metrics.over_tasks(THREE) == {
+        "average_accuracy": pytest.approx([80, 77.5, 200 / 3]),
+        "forgetting": pytest.approx([0, 80 - 85, 22.5]),
+    }
+
+
+def test_four_tasks_by_hand() -> None:
+    assert metrics.average_accuracy(FOUR) == pytest.approx(215 / 4)
+    assert metrics.forgetting(FOUR) == pytest.approx(((95 - 70) + (80 - 50) + (30 - 75)) / 3)
+    assert metrics.backward_transfer(FOUR) == pytest.approx(((70 - 90) + (50 - 60) + (75 - 30)) / 3)
+    assert metrics.anytime_average_accuracy(FOUR) == pytest.approx((90 + 50 + 205 / 3 + 215 / 4) / 4)
+    assert metrics.learning_accuracy(FOUR) == pytest.approx((90 + 60 + 30 + 20) / 4)
+    assert metrics.over_tasks(FOUR)["forgetting"] == pytest.approx([0, 50, ((90 - 95) + (60 - 80)) / 2, 10 / 3])
+
+
+def test_one_task() -> None:
+    assert metrics.average_accuracy([[42.0]]) == 42
+    assert metrics.forgetting([[42.0]]) == 0
+    assert metrics.backward_transfer([[42.0]]) == 0
+    assert metrics.anytime_average_accuracy([[42.0]]) == 42
+    assert metrics.learning_accuracy([[42.0]]) == 42
+
+
+def test_summary_and_the_rest() -> None:
+    assert metrics.summarise(THREE, [100.0, 50.0, 30.0]) == {
+        "average_accuracy": pytest.approx(200 / 3),
+        "forgetting": pytest.approx(22.5),
+        "matching_accuracy": pytest.approx(60),
+        "anytime_average_accuracy": pytest.approx(224.1666667 / 3),
+        "backward_transfer": pytest.approx(-20),
+        "learning_accuracy": pytest.approx(80),
+    }
+    assert metrics.summarise(THREE, None)["matching_accuracy"] is None
+    assert metrics.difference_to_upper_bound(86.5, 90.85) == pytest.approx(4.35)
+    assert metrics.mean_and_deviation([2.0, 4.0, 9.0]) == (pytest.approx(5), pytest.approx(13**0.5))
+    assert metrics.mean_and_deviation([7.0]) == (7, 0)
+
+
+@pytest.mark.parametrize("wrong", [[], [[1.0, 2.0]], [[1.0], [2.0]], [[1.0], [2.0, 3.0], [4.0, 5.0, 6.0, 7.0]]])
+def test_a_matrix_that_is_not_lower_triangular_is_refused(wrong: list[list[float]]) -> None:
+    for metric in (metrics.average_accuracy, metrics.forgetting, metrics.backward_transfer, metrics.learning_accuracy):
+        with pytest.raises(ValueError, match="accuracy matrix"):
+            metric(wrong)
+
+
+@st.composite
+def matrices(draw: st.DrawFn) -> list[list[float]]:
+    tasks = draw(st.integers(1, 7))
+    return [draw(st.lists(st.floats(0, 100), min_size=t, max_size=t)) for t in range(1, tasks + 1)]
+
+
+@given(matrices())
+def test_bounds(S: list[list[float]]) -> None:
+    low, high = min(map(min, S)), max(map(max, S))
+    for metric in (metrics.average_accuracy, metrics.anytime_average_accuracy, metrics.learning_accuracy):
+        assert low - 1e-9 <= metric(S) <= high + 1e-9
+    assert abs(metrics.forgetting(S)) <= high - low + 1e-9
+    assert abs(metrics.backward_transfer(S)) <= high - low + 1e-9
+    assert metrics.forgetting(S) >= -metrics.backward_transfer(S) - 1e-9, (
+        "the best earlier row is at least the diagonal"
+    )
+
+
+@given(matrices())
+def test_nothing_is_forgotten_when_nothing_drops(S: list[list[float]]) -> None:
+    for t, row in enumerate(S[1:], start=1):
+        row[:t] = S[t - 1]
+    assert metrics.forgetting(S) == 0
+    assert metrics.backward_transfer(S) == 0
+    assert metrics.average_accuracy(S) == pytest.approx(metrics.learning_accuracy(S))
+
+
+@given(matrices())
+def test_forgetting_is_negative_backward_transfer_when_the_diagonal_is_best(S: list[list[float]]) -> None:
+    for task in range(len(S)):
+        S[task][task] = max(row[task] for row in S[task:])
+    assert metrics.forgetting(S) == pytest.approx(-metrics.backward_transfer(S), abs=1e-9)
+
+
+@given(matrices())
+def test_curves_end_in_the_final_metrics(S: list[list[float]]) -> None:
+    curves = metrics.over_tasks(S)
+    assert curves["average_accuracy"][-1] == metrics.average_accuracy(S)
+    assert curves["forgetting"][-1] == metrics.forgetting(S)
+    assert statistics.fmean(curves["average_accuracy"]) == pytest.approx(metrics.anytime_average_accuracy(S))
+
+
+@given(matrices(), st.floats(-50, 50))
+def test_a_shift_of_all_accuracies_moves_averages_and_not_differences(S: list[list[float]], shift: float) -> None:
+    moved = [[value + shift for value in row] for row in S]
+    assert metrics.average_accuracy(moved) == pytest.approx(metrics.average_accuracy(S) + shift, abs=1e-9)
+    assert metrics.forgetting(moved) == pytest.approx(metrics.forgetting(S), abs=1e-9)
+    assert metrics.backward_transfer(moved) == pytest.approx(metrics.backward_transfer(S), abs=1e-9)

@@ -1,0 +1,186 @@
+"""What a run directory allows and refuses: resuming with something changed, resuming when done, running into it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sandbox import VIT, World, call, contents, interrupted, make_world, remains, start, write_weights
+
+
+@pytest.fixture(scope="module")
+def finished(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("finished") / "run"
+    done = call("run", world.preset, "--out", out)
+    assert done.code == 0, done.err
+    return out
+
+
+def edit_manifest(world: World, run: Path) -> None:
+    path = run / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["config"]["train"]["lr"] *= 2
+    path.write_text(json.dumps(manifest))
+
+
+def alter_image(world: World, run: Path) -> None:
+    shutil.copyfile(world.images / "train" / "ash" / "1.png", world.images / "train" / "ash" / "0.png")
+
+
+def add_image(world: World, run: Path) -> None:
+    shutil.copyfile(world.images / "train" / "ash" / "1.png", world.images / "train" / "ash" / "another.png")
+
+
+def rename_class(world: World, run: Path) -> None:
+    for split in ("train", "test"):
+        (world.images / split / "ash").rename(world.images / split / "alder")
+
+
+def change_weights(world: World, run: Path) -> None:
+    write_weights(world.weights, seed=4)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (edit_manifest, "the config in {run}/manifest.json was changed after the run began; undo the change or start"),
+        (alter_image, "the data of run {run} changed since it began; restore the images or start a new run"),
+        (add_image, "the data of run {run} changed since it began; restore the images or start a new run"),
+        (rename_class, "the data of run {run} changed since it began; restore the images or start a new run"),
+        (change_weights, "the weights of run {run} changed since it began; restore the weights file or start a new"),
+    ],
+)
+def test_nothing_that_decides_the_result_may_change(
+    change: Callable[[World, Path], None], message: str, tmp_path: Path
+) -> None:
+    world = make_world(tmp_path)
+    run = interrupted(world, tmp_path / "run")
+    change(world, run)
+    before = contents(run)
+    refused = call("resume", run)
+    assert message.format(run=run) in refused.error
+    assert refused.out == ""
+    assert contents(run) == before
+
+
+def test_restored_data_are_the_same_data(world: World, finished: Path, tmp_path: Path) -> None:
+    own = make_world(tmp_path)
+    run = interrupted(own, tmp_path / "run")
+    image = own.images / "test" / "elm" / "2.png"
+    kept = image.read_bytes()
+    image.write_bytes(b"")
+    assert "cannot be read" in call("resume", run).error
+    image.write_bytes(kept)
+    assert call("resume", run).code == 0
+    again, truth = remains(run), remains(finished)
+    assert again["."]["state"] == truth["."]["state"]
+    assert again["."]["log"] == truth["."]["log"]
+
+
+def test_where_it_is_carried_out_may_change(world: World, finished: Path, tmp_path: Path) -> None:
+    run = interrupted(world, tmp_path / "run")
+    path = run / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["config"] |= {"device": "cuda", "checkpoint": {"every_seconds": 0}}
+    path.write_text(json.dumps(manifest))
+    assert call("resume", run, "--device", "cpu").code == 0
+    assert remains(run) == remains(finished)
+
+
+def test_resuming_a_finished_run_shows_it_again(finished: Path) -> None:
+    before, shown = contents(finished), call("show", finished)
+    again = call("resume", finished)
+    assert (again.code, again.out, again.err) == (0, shown.out, "")
+    assert "accuracy matrix of dualprompt" in again.out
+    assert contents(finished) == before
+
+
+def test_a_finished_run_needs_neither_its_data_nor_its_weights(tmp_path: Path) -> None:
+    world = make_world(tmp_path)
+    assert call("run", world.preset, "--out", tmp_path / "run", "--no-baseline").code == 0
+    shutil.rmtree(world.images)
+    world.weights.unlink()
+    assert call("resume", tmp_path / "run").code == 0
+    assert call("show", tmp_path / "run").code == 0
+
+
+def test_out_that_holds_a_run(world: World, finished: Path) -> None:
+    before = contents(finished)
+    error = call("run", world.preset, "--out", finished).error
+    assert error == f"{finished} holds a run; continue it with `dualprompt resume {finished}`, or choose another --out"
+    assert contents(finished) == before
+
+
+def test_out_that_holds_something_else(world: World, tmp_path: Path) -> None:
+    out = tmp_path / "thesis"
+    out.mkdir()
+    (out / "chapter.tex").write_text("years of work")
+    assert call("run", world.preset, "--out", out).error == f"{out} is not empty; choose another --out"
+    assert contents(out) == {"chapter.tex": b"years of work"}
+    file = out / "chapter.tex"
+    assert "is not empty; choose" in call("run", world.preset, "--out", file).error
+    assert "cannot be written" in call("run", world.preset, "--out", file / "below").error
+    assert contents(out) == {"chapter.tex": b"years of work"}
+
+
+def test_an_unfinished_run_cannot_be_shown_or_judged(world: World, tmp_path: Path) -> None:
+    run = interrupted(world, tmp_path / "run")
+    before = contents(run)
+    for command in ("show", "eval"):
+        assert call(command, run).error == f"run {run} is not finished; continue it with: dualprompt resume {run}"
+    assert contents(run) == before
+
+
+@pytest.mark.parametrize("command", ["resume", "show", "eval"])
+def test_no_run_there(command: str, tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "absent"):
+        assert call(command, folder).error == f"{folder} is not a run directory (it has no manifest.json)"
+    assert not (tmp_path / "absent").exists()
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "group.json", "result.json"])
+@pytest.mark.parametrize("damage", [lambda text: text[:50], lambda text: "[]", lambda text: "{}"])
+def test_damaged_papers(name: str, damage: Callable[[str], str], finished: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    (run / name).write_text(damage((run / name).read_text()))
+    for command in ("resume", "show"):
+        assert f"{run / name} is damaged" in call(command, run).error
+
+
+def test_several_seeds_are_resumed_together(world: World, tmp_path: Path) -> None:
+    out, twin = tmp_path / "run", tmp_path / "twin"
+    assert call("run", world.preset, "--out", twin, "--seeds", 2).code == 0
+    life = start(
+        tmp_path / "log", "run", world.preset, "--out", out, "--seeds", 2, watch=out, at="open seed-1/metrics.jsonl"
+    )
+    assert life.end() != 0
+    assert (out / "seed-0" / "result.json").exists()
+    assert "is not finished" in call("show", out).error
+    assert call("resume", out).code == 0
+    for seed in ("seed-0", "seed-1"):
+        assert remains(out / seed) == remains(twin / seed)
+    again = json.loads((out / "comparison.json").read_text())
+    truth = json.loads((twin / "comparison.json").read_text())
+    assert again["accuracy_matrix"] == truth["accuracy_matrix"]
+    assert again["average_accuracy_std"] == truth["average_accuracy_std"]
+
+
+def test_a_missing_checkpoint_of_a_finished_run(finished: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    path = run / "checkpoints" / "task-0002.safetensors"
+    path.unlink()
+    assert call("eval", run).error == f"checkpoint {path} is missing; restore it or start a new run"
+
+
+def test_weights_of_another_shape_are_other_weights(tmp_path: Path) -> None:
+    world = make_world(tmp_path)
+    run = interrupted(world, tmp_path / "run")
+    write_weights(world.weights, replace(VIT, depth=4))
+    assert f"the weights of run {run} changed" in call("resume", run).error
