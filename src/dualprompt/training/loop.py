@@ -184,8 +184,10 @@ class _Loop:
 
     def _stop_asked(self) -> bool:
         """Return whether any process was asked to stop; all must leave at the same step."""
-        asked = torch.tensor(float(self.stop_asked is not None), device=self.fabric.device)
-        return bool(total(self.fabric, asked)) if self.fabric.world_size > 1 else self.stop_asked is not None
+        asked = self.stop_asked is not None
+        if self.fabric.world_size == 1:
+            return asked
+        return bool(total(self.fabric, torch.tensor(float(asked), device=self.fabric.device)))
 
     def _stopped(self) -> InterruptedRunError:
         return InterruptedRunError(f"stopped by {self.stop_asked or 'another process'}")
