@@ -16,7 +16,7 @@ from PIL import Image
 
 from dualprompt import __version__
 from dualprompt.cli import main, read_value, split_overrides
-from sandbox import CLASSES, COMMAND, World, call, contents, shell
+from sandbox import CLASSES, COMMAND, World, call, contents, shell, start
 
 COMMANDS = ("run", "resume", "eval", "show", "list", "data")
 HEAVY = ("torch", "numpy", "matplotlib", "sklearn", "scipy", "PIL", "pydantic", "rich", "lightning_fabric")
@@ -175,9 +175,10 @@ def test_manifest(one: Path, world: World) -> None:
 
 def test_the_manifest_has_the_command_line(world: World, tmp_path: Path) -> None:
     out = tmp_path / "a run"
-    assert shell("run", world.preset, "--out", out, "--no-baseline", "--train.epochs", 1).code == 0
+    life = start(tmp_path / "log", "run", world.preset, "--out", out, "--no-baseline", "--train.epochs", 1)
+    assert life.end() == 0, life.text
     command = json.loads((out / "manifest.json").read_text())["command"]
-    assert command.endswith(f"dualprompt run {world.preset} --out '{out}' --no-baseline --train.epochs 1")
+    assert command == f"{COMMAND} run {world.preset} --out '{out}' --no-baseline --train.epochs 1"
 
 
 def test_tables_and_pictures(one: Path) -> None:

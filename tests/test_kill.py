@@ -69,6 +69,7 @@ def survive(out: Path, log: Path, beginning: list[object], deaths: list[dict[str
 def plan_deaths(undisturbed: dict[str, Undisturbed], draw: random.Random) -> list[tuple[str, list[dict[str, Any]]]]:
     """Spread deaths over the whole life: half at the n-th change of a file, half at a moment."""
     plans = []
+    seconds = min(twin.seconds for twin in undisturbed.values())
     for number in range(24):
         variant = list(VARIANTS)[number % len(VARIANTS)]
         twin = undisturbed[variant]
@@ -76,9 +77,9 @@ def plan_deaths(undisturbed: dict[str, Undisturbed], draw: random.Random) -> lis
         if number % 2:
             deaths: list[dict[str, Any]] = [{"change": 1 + int(place * len(twin.changes))}]
         else:
-            deaths = [{"seconds": place * twin.seconds}]
+            deaths = [{"seconds": place * seconds}]
         if number % 3 == 0:  # what is left to do is shorter now, so these may come too late to kill
-            deaths += [{"change": 1 + int(draw.random() * 40)}, {"seconds": draw.random() * twin.seconds / 2}]
+            deaths += [{"change": 1 + int(draw.random() * 40)}, {"seconds": draw.random() * seconds / 2}]
         plans.append((variant, deaths))
     return plans
 

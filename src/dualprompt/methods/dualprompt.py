@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import Tensor
 
 from dualprompt.backbones.vit import VisionTransformer
@@ -31,6 +31,11 @@ class DualPromptConfig(MethodConfig):
     keys: Literal["learned", "mean"] = Field(default="learned", description="by the match loss, or its closed form")
     match_weight: float = Field(default=1.0, ge=0, description="λ")
     selection: Selection = Field(default="query", description="how test images pick an E-Prompt")
+
+    @field_validator("g_layers", "e_layers", mode="before")
+    @classmethod
+    def _one_layer(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, int) else value
 
 
 @METHODS.register("dualprompt")
