@@ -54,7 +54,7 @@ def refused(*arguments: object, out: Path) -> str:
         (["--train.betas", "3"], ["'train.betas'", "found 3", "write it as a,b"]),
         (["--train.betas", "0.9,x"], ["'train.betas'", "valid number", "found 'x'"]),
         (["--train.epochs.x", "1"], ["'train.epochs'", "valid integer"]),
-        (["--method.e_layers", "3"], ["'method.e_layers'", "found 3", "write it as a,b"]),
+        (["--method.e_layers", "{a: 3}"], ["'method.e_layers'", "write it as a,b"]),
         (["--method.selection", "guess"], ["'method.selection'", "'query', 'batch_vote' or 'oracle'"]),
         (["--method.e_length", "-1"], ["'method.e_length'", "greater than or equal to 0"]),
         (["--method.e_layers", "3,4"], ["method.e_layers has layer 4", "layers are 1 to 3"]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -43,7 +44,19 @@ class Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    code = answer(list(sys.argv[1:] if argv is None else argv))
+    torch = sys.modules.get("torch") if argv is None else None  # with argv, whoever called us goes on
+    if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
+        # PyTorch's communication threads sometimes abort Python's clean-up at the end of a process (pytorch issue
+        # 190489), and one process that ends so takes the others with it: end without the clean-up.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
+
+def answer(arguments: list[str]) -> int:
+    """Do what the arguments ask; mistakes become one line."""
     try:
         options = parse(arguments)
         options.do(options)
@@ -109,23 +122,25 @@ def read_value(text: str) -> Any:
 
 
 def nearest_option(flag: str) -> str:
-    """Return a phrase that helps someone who mistyped a flag or left out its group."""
+    """Return a phrase that helps someone who mistyped a flag of `run` or left out its group."""
     from dualprompt.config import RunConfig, Strict
+    from dualprompt.methods.base import METHODS
 
     name = flag.lstrip("-").partition("=")[0]
-    dotted = []
-    for key, field in RunConfig.model_fields.items():
-        inner = field.annotation
-        if isinstance(inner, type) and issubclass(inner, Strict):
-            dotted += [f"{key}.{part}" for part in inner.model_fields]
-    for option in dotted:
-        if option.endswith(f".{name}"):
-            return f"did you mean '--{option}'?"
-    return nearest(name, [*RUN_FLAGS, *dotted])
+    groups = {key: field.annotation for key, field in RunConfig.model_fields.items()}
+    configs = [(key, group) for key, group in groups.items() if isinstance(group, type) and issubclass(group, Strict)]
+    configs += [("method", METHODS[method].Config) for method in METHODS.names()]
+    dotted = list(dict.fromkeys(f"{key}.{part}" for key, config in configs for part in config.model_fields))
+    close = [option for option in dotted if option.endswith(f".{name}")]
+    return f"did you mean '--{close[0]}'?" if close else nearest(name, [*run_flags(), *dotted])
 
 
-RUN_FLAGS = ("backbone", "method", "recipe", "seed", "seeds", "out", "no-baseline", "skip-bad", "device", "devices",
-             "nodes", "json")  # fmt: skip
+def run_flags() -> list[str]:
+    """Return the undotted options of `run`."""
+    commands = next(a for a in build_parser()._actions if isinstance(a, argparse._SubParsersAction))
+    return [
+        flag[2:] for action in commands.choices["run"]._actions for flag in action.option_strings if flag[:2] == "--"
+    ]
 
 
 def build_parser() -> Parser:
@@ -164,6 +179,7 @@ def build_parser() -> Parser:
     run.add_argument("--no-baseline", action="store_true", help="do not run frozen-head beside the method")
     run.add_argument("--skip-bad", action="store_true", help="leave out unreadable images and count them")
     add_devices(run)
+    run.add_argument("--precision", help="auto (bf16 on a GPU that has it, else fp32), fp32 or bf16")
 
     resume = command("resume", do_resume, "continue an interrupted run to the same result")
     resume.add_argument("run", type=Path)
@@ -216,11 +232,11 @@ def emit(options: argparse.Namespace, value: Any, *tables: Table | str) -> None:
         return
     from rich.console import Console
 
-    from dualprompt.studies.tables import WIDTH
+    from dualprompt.studies.tables import wide
 
     console = Console()
     if not console.is_terminal:
-        console = Console(width=WIDTH)
+        console = Console(width=wide(*(table for table in tables if not isinstance(table, str))))
     for table in tables:
         if isinstance(table, str):
             console.print(table, markup=False, highlight=False, soft_wrap=True)
@@ -232,7 +248,6 @@ def do_run(options: argparse.Namespace) -> None:
     """Learn a benchmark."""
     from dualprompt.config import compose
     from dualprompt.console import Terminal
-    from dualprompt.methods.base import method_config
     from dualprompt.training import group
 
     if options.seeds < 1:
@@ -246,11 +261,11 @@ def do_run(options: argparse.Namespace) -> None:
         "device": options.device,
         "devices": options.devices,
         "nodes": options.nodes,
+        "precision": options.precision,
     }
     overrides |= {key: value for key, value in flags.items() if value is not None}
     first = compose(options.preset, options.recipe, overrides)
-    resolved = method_config(first.method).model_dump(mode="json")
-    configs = [first.model_copy(update={"seed": first.seed + n, "method": resolved}) for n in range(options.seeds)]
+    configs = [first.model_copy(update={"seed": first.seed + n}) for n in range(options.seeds)]
     name = f"{Path(options.preset).stem}-{first.method['name']}-{time.strftime('%Y%m%d-%H%M%S')}"
     out = options.out or Path("runs") / name
     with Terminal() as terminal:
@@ -299,41 +314,58 @@ def group_folder(runs: list[Run]) -> Path:
 
 
 def do_eval(options: argparse.Namespace) -> None:
-    """Judge a finished run again."""
-    from dualprompt.config import RunConfig
-    from dualprompt.config import parse as validated
+    """Judge the finished runs of a folder again; the baseline's own result stands beside them."""
     from dualprompt.console import Terminal
     from dualprompt.files import write_json
     from dualprompt.studies import tables
+    from dualprompt.training import group
     from dualprompt.training.evaluate import evaluate_again
-    from dualprompt.training.run import Run
     from dualprompt.training.setup import prepare
 
-    run = Run.open(options.run)
-    run.result()
-    config = run.config()
+    runs = runs_in(options.run)
+    judged = [run for run in runs if run.config().method["name"] != group.BASELINE] or runs
+    results = {run: run.result() for run in runs}
     selections: list[Any] = options.selection.split(",") if options.selection else [None]
+    here = {"device": options.device, "devices": 1, "nodes": 1}
+    here = {key: value for key, value in here.items() if value is not None}
+    found, setup = [], None
     with Terminal() as terminal:
-        here = {"device": options.device or config.device, "devices": 1, "nodes": 1}
-        setup = prepare(validated(RunConfig, config.model_dump() | here), terminal)
-        run.check_same(setup.identity)
-        for selection in selections:
-            setup.method.check_selection(selection)
-        results = [evaluate_again(setup, run, selection, terminal) for selection in selections]
-    for selection, result in zip(selections, results, strict=True):
-        write_json(run.folder / f"eval-{selection or 'default'}.json", result)
-    value = results[0] if len(results) == 1 else {"selections": {r["selection"]: r for r in results}}
-    emit(options, value, *(tables.accuracy_matrix(result) for result in results), tables.headline(results))
+        for run in judged:
+            setup = prepare(group.elsewhere_config(run.folder, run.config(), here), terminal, share=setup)
+            run.check_same(setup.identity)
+            for selection in selections:
+                setup.method.check_selection(selection)
+            for selection in selections:
+                result = evaluate_again(setup, run, selection, terminal)
+                write_json(run.folder / f"eval-{selection or 'default'}.json", result)
+                found.append(result)
+    beside = [result for run, result in results.items() if run not in judged]
+    if len(found) == 1:
+        value = found[0]
+    elif len(judged) == 1:
+        value = {"selections": {result["selection"]: result for result in found}}
+    else:
+        value = {"results": found}
+    emit(options, value, *(tables.accuracy_matrix(result) for result in found), tables.headline([*found, *beside]))
+
+
+def runs_in(folder: Path) -> list[Run]:
+    """Return the finished runs of a folder: one, or those of its group."""
+    from dualprompt.training import group
+    from dualprompt.training.run import Run
+
+    if not group.is_run(folder):
+        raise DualPromptError(f"{folder} is not a run directory (it has no manifest.json)")
+    runs = [Run(folder / member.folder) for member in group.members_of(folder)]
+    if not all(run.finished for run in runs):
+        resume = f"dualprompt resume {shlex.quote(str(folder))}"
+        raise DualPromptError(f"run {folder} is not finished; continue it with: {resume}")
+    return runs
 
 
 def do_show(options: argparse.Namespace) -> None:
     """Show a finished run."""
-    from dualprompt.training import group
-    from dualprompt.training.run import Run
-
-    if not group.is_run(options.run):
-        raise DualPromptError(f"{options.run} is not a run directory (it has no manifest.json)")
-    conclude(options, [Run(options.run / member.folder) for member in group.members_of(options.run)])
+    conclude(options, runs_in(options.run))
 
 
 def do_list(options: argparse.Namespace) -> None:
@@ -358,12 +390,12 @@ def do_data(options: argparse.Namespace) -> None:
     from dualprompt.files import data_root
 
     root = options.root or data_root()
-    names = GROUPS.get(options.name, (options.name,))
     if options.action == "get":
         with Terminal() as terminal:
-            paths = [path for name in names for path in download.get(name, root, terminal)]
+            paths = download.get(options.name, root, terminal)
         emit(options, {"files": [str(path) for path in paths]}, *(str(path) for path in paths))
         return
+    names = GROUPS.get(options.name, (options.name,))
     summaries = []
     for name in names:
         dataset = load_dataset(name, root)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -15,7 +15,10 @@ from dualprompt.errors import DualPromptError, nearest
 class Strict(BaseModel):
     """Base of every config: frozen, unknown keys refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class BenchmarkConfig(Strict):
@@ -61,7 +64,7 @@ class TrainConfig(Strict):
     batch_size: int = Field(default=128, ge=1, description="global batch, over all devices")
     lr: float = Field(default=0.005, gt=0)
     lr_scale: Literal["none", "batch/256"] = Field(default="none", description="multiply lr by batch_size/256 or not")
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
     clip: float | None = Field(default=None, gt=0, description="largest global gradient norm")
     augment: Literal["none", "random_resized_crop"] = "none"
     query_view: Literal["augmented", "fixed"] = Field(
@@ -197,6 +200,8 @@ def compose(preset: str, recipe: str | None, overrides: dict[str, Any]) -> RunCo
     above: dict[str, Any] = {}
     for dotted, value in overrides.items():
         above = merge(above, nested(dotted, value))
+    if chosen is not None and any(changes_recipe(dotted) for dotted in overrides):
+        above = merge({"train": {"recipe": f"{chosen}, changed"}}, above)
     # A preset may hold options for several methods; only those of the chosen one apply.
     options = _mapping(preset, "methods", values.pop("methods", {}))
     own = _mapping(preset, "method", values.pop("method", {}))
@@ -214,6 +219,11 @@ def _mapping(preset: str, key: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise DualPromptError(f"{preset}: '{key}' must be a mapping of keys, found {value!r}")
     return value
+
+
+def changes_recipe(dotted: str) -> bool:
+    """Return whether an override changes what a recipe says, so that a run must not carry its name alone."""
+    return dotted.split(".")[0] in ("train", "evaluate", "method") and dotted != "method.name"
 
 
 def nested(dotted: str, value: Any) -> dict[str, Any]:

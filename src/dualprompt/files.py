@@ -64,7 +64,7 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Write `value` to `path` as indented JSON, atomically."""
-    write_text(path, json.dumps(value, indent=2, sort_keys=False) + "\n")
+    write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
 def read_json(path: Path, *keys: str) -> dict[str, Any]:

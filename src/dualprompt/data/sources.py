@@ -82,8 +82,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
 def missing(dataset: str, path: Path) -> DualPromptError:
     """Return the error for an official file or folder that is not there."""
     return DualPromptError(
-        f"{path} does not exist; get it with `dualprompt data get {dataset}`, "
-        "or name the folder that holds your datasets with --benchmark.root"
+        f"{path} does not exist; get it with `dualprompt data get {dataset} --root DIR`, DIR being the folder of your "
+        "datasets (--benchmark.root of a run, --root of data show, or $DUALPROMPT_DATA)"
     )
 
 

@@ -16,7 +16,7 @@ from dualprompt.config import BenchmarkConfig
 from dualprompt.data.cache import Store, bad_images, decode
 from dualprompt.data.folder import load_folder
 from dualprompt.data.images import Images
-from dualprompt.data.sources import DATASETS, Dataset
+from dualprompt.data.sources import DATASETS, GROUPS, Dataset
 from dualprompt.errors import DualPromptError, nearest
 from dualprompt.files import data_root, digest
 from dualprompt.progress import SILENT, Progress
@@ -110,6 +110,8 @@ def build_stream(config: BenchmarkConfig, seed: int, store: Store, progress: Pro
     bad = tuple(path for part in decoded for path in part.bad)
     if bad and not config.skip_bad:  # after all splits, so that all bad images are named at once
         raise bad_images(bad, sum(len(split) for split in splits))
+    if bad:
+        progress.note(f"{len(bad)} unreadable image{'s' if len(bad) > 1 else ''} left out")
     pools = [_Pool(part.images, split.labels[part.kept]) for part, split in zip(decoded, splits, strict=True)]
     tasks: list[Task] = []
     first_class = 0
@@ -127,7 +129,9 @@ def load_dataset(name: str, root: Path | None = None, test_share: float = 0.2) -
         return DATASETS[name].load(root or data_root())
     if _is_path(name) or Path(name).is_dir():
         return load_folder(Path(name).expanduser(), test_share)
-    raise DualPromptError(f"unknown dataset '{name}'; {nearest(name, DATASETS.names())}; or the path of a folder")
+    raise DualPromptError(
+        f"unknown dataset '{name}'; {nearest(name, [*DATASETS.names(), *GROUPS])}; or the path of a folder"
+    )
 
 
 def _is_path(name: str) -> bool:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+CELLS = 25  # above so many tasks a cell has no room for its number
 INK, QUIET, COLOURS = "#1f2933", "#9aa5b1", ("#0b6e99", "#d9480f", "#2b8a3e", "#862e9c", "#5c940d")
 
 
@@ -44,9 +45,9 @@ def accuracy_heat_map(result: dict[str, Any], path: Path) -> Path:
     values = np.full((count, count), np.nan)
     for t, row in enumerate(matrix):
         values[t, : t + 1] = row
-    figure, (ax,) = _figure(1.8 + 0.62 * count, 1.6 + 0.5 * count)
+    figure, (ax,) = _figure(1.8 + 0.62 * min(count, CELLS), 1.6 + 0.5 * min(count, CELLS))
     picture = ax.imshow(values, cmap="YlGnBu", vmin=0, vmax=100, aspect="auto")
-    for t, row in enumerate(matrix):
+    for t, row in enumerate(matrix if count <= CELLS else []):
         for task, value in enumerate(row):
             ax.text(
                 task,
@@ -68,9 +69,9 @@ def key_similarities(keys: np.ndarray, names: Sequence[str], path: Path) -> Path
     unit = keys / np.linalg.norm(keys, axis=1, keepdims=True).clip(1e-12)
     similarity = unit @ unit.T
     count = len(keys)
-    figure, (ax,) = _figure(2.2 + 0.62 * count, 1.8 + 0.5 * count)
+    figure, (ax,) = _figure(2.2 + 0.62 * min(count, CELLS), 1.8 + 0.5 * min(count, CELLS))
     picture = ax.imshow(similarity, cmap="RdBu_r", vmin=-1, vmax=1, aspect="auto")
-    for row in range(count):
+    for row in range(count if count <= CELLS else 0):
         for column in range(count):
             value = similarity[row, column]
             ax.text(
@@ -84,7 +85,7 @@ def key_similarities(keys: np.ndarray, names: Sequence[str], path: Path) -> Path
             )
     _number_axes(ax, count, "task key", "task key")
     if count <= 12:
-        ax.set_yticks(range(count), [f"{i + 1} {name}"[:22] for i, name in enumerate(names)])
+        ax.set_yticks(range(count), [name[:22] for name in names])
     ax.set_title("similarity of task keys", fontsize=10, color=INK)
     figure.colorbar(picture, ax=ax, label="cosine", shrink=0.9)
     return _save(figure, path)

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 from dualprompt.metrics import mean_and_deviation
 
 Result = dict[str, Any]
-WIDTH = 200  # columns where no terminal sets them: no cell of a table is cut or wrapped
 METRICS = (
     ("average_accuracy", "A (%)"),
     ("forgetting", "F (%)"),
@@ -23,13 +23,17 @@ METRICS = (
 )
 
 
+def label(result: Result) -> str:
+    """Return what tables call a result: its method, and how it selects where that is not `query`."""
+    selection = result.get("selection")
+    return result["method"] if selection in (None, "query") else f"{result['method']} ({selection})"
+
+
 def by_method(results: Sequence[Result]) -> dict[str, list[Result]]:
     """Group results by method and selection, in the order of first appearance."""
     groups: dict[str, list[Result]] = {}
     for result in results:
-        selection = result.get("selection")
-        name = result["method"] if selection in (None, "query") else f"{result['method']} ({selection})"
-        groups.setdefault(name, []).append(result)
+        groups.setdefault(label(result), []).append(result)
     return groups
 
 
@@ -37,7 +41,7 @@ def headline(results: Sequence[Result]) -> Table:
     """Return one row a method: each metric as mean ± standard deviation over seeds, and what was trained."""
     first = results[0]
     title = f"{first['benchmark']}, {first['backbone']}, recipe {first['recipe']}"
-    table = Table(title=title)
+    table = Table(title=title, min_width=len(title))
     table.add_column("method")
     table.add_column("seeds", justify="right")
     for _, label in METRICS:
@@ -55,8 +59,12 @@ def headline(results: Sequence[Result]) -> Table:
             f"{parameters['mb']:.2f}",
             f"{parameters['percent_of_backbone']:.2f}",
         )
+    remarks = []
     if any(result.get("selection") == "batch_vote" for result in results):
-        table.caption = "batch_vote leaks the task when a test batch holds one task"
+        remarks.append("batch_vote leaks the task when a test batch holds one task")
+    if first["skipped_images"]:
+        remarks.append(f"{first['skipped_images']} unreadable images were left out")
+    table.caption = "; ".join(remarks) or None
     return table
 
 
@@ -71,7 +79,8 @@ def _mean(group: Sequence[Result], key: str) -> str:
 def accuracy_matrix(result: Result) -> Table:
     """Return S: a row after each task, a column a task, in percent."""
     matrix = result["accuracy_matrix"]
-    table = Table(title=f"accuracy matrix of {result['method']}, seed {result['seed']} (%)")
+    title = f"accuracy matrix of {label(result)}, seed {result['seed']} (%)"
+    table = Table(title=title, min_width=len(title))
     table.add_column("after task", justify="right")
     for task in range(len(matrix)):
         table.add_column(f"task {task + 1}", justify="right")
@@ -102,9 +111,15 @@ def matrix_csv(result: Result) -> str:
     return out.getvalue()
 
 
+def wide(*tables: Table) -> int:
+    """Return a width at which no cell of the tables is cut or wrapped."""
+    unbounded = Console(width=100_000).options
+    return max([80, *(Measurement.get(Console(width=100_000), unbounded, table).maximum for table in tables)])
+
+
 def text(*tables: Table) -> str:
     """Return tables as plain text, as wide as they need to be."""
-    console = Console(file=io.StringIO(), width=WIDTH, color_system=None)
+    console = Console(file=io.StringIO(), width=wide(*tables), color_system=None)
     for table in tables:
         console.print(table)
     assert isinstance(console.file, io.StringIO)

@@ -59,7 +59,8 @@ def lost_process(error: RuntimeError) -> bool:
 def compute_dtype(config: RunConfig, device: torch.device) -> torch.dtype:
     """Return the precision in which the frozen backbone is stored and run."""
     if config.precision == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
+        capable = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        return torch.bfloat16 if capable else torch.float32
     return torch.bfloat16 if config.precision == "bf16" else torch.float32
 
 

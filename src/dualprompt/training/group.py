@@ -12,6 +12,7 @@ from typing import Any
 from dualprompt.config import RunConfig, parse
 from dualprompt.errors import DualPromptError, InterruptedRunError, LostProcessError
 from dualprompt.files import is_partial, read_json, sweep, write_json
+from dualprompt.methods.base import method_config
 from dualprompt.progress import SILENT, Progress
 from dualprompt.training.distributed import lost_process
 from dualprompt.training.loop import train
@@ -35,13 +36,19 @@ def plan(configs: list[RunConfig], baseline: bool) -> list[Member]:
     With one seed the method's run is the group's folder itself.
     """
     members = []
-    for config in configs:
+    for given in configs:
+        config = _resolved(given)
         folder = "." if len(configs) == 1 else f"seed-{config.seed}"
         members.append(Member(folder, config))
         if baseline and config.method["name"] != BASELINE:
-            beside = config.model_copy(update={"method": {"name": BASELINE}})
+            beside = _resolved(config.model_copy(update={"method": {"name": BASELINE}}))
             members.append(Member(str(Path(folder) / "baseline"), beside))
     return members
+
+
+def _resolved(config: RunConfig) -> RunConfig:
+    """Return the config with every option of its method written out."""
+    return config.model_copy(update={"method": method_config(config.method).model_dump(mode="json")})
 
 
 def start(members: list[Member], folder: Path, progress: Progress = SILENT) -> list[Run]:
@@ -60,15 +67,22 @@ def start(members: list[Member], folder: Path, progress: Progress = SILENT) -> l
 def resume(folder: Path, progress: Progress = SILENT, elsewhere: dict[str, Any] | None = None) -> list[Run]:
     """Continue a group, or a single run, where it stopped; what is finished stays as it is.
 
-    `elsewhere` replaces `device`, `devices` or `nodes`, which do not decide a run's result.
+    `elsewhere` replaces `device`, `devices` or `nodes`, which do not decide a run's result: it keeps its precision.
     """
     members = [
-        Member(m.folder, parse(RunConfig, m.config.model_dump() | (elsewhere or {}))) for m in members_of(folder)
+        Member(m.folder, elsewhere_config(folder / m.folder, m.config, elsewhere or {})) for m in members_of(folder)
     ]
     if all((folder / m.folder / "result.json").is_file() for m in members):
         sweep(folder)
         return [Run.open(folder / member.folder) for member in members]
     return _run(members, folder, progress, None)
+
+
+def elsewhere_config(folder: Path, config: RunConfig, elsewhere: dict[str, Any]) -> RunConfig:
+    """Return the config with which a run is carried out in another place, in the precision it began with."""
+    run = Run(folder)
+    began = {"precision": run.precision} if run.manifest_path.is_file() else {}
+    return parse(RunConfig, config.model_dump() | began | elsewhere)
 
 
 def members_of(folder: Path) -> list[Member]:
@@ -79,6 +93,14 @@ def members_of(folder: Path) -> list[Member]:
     entries = read_json(listing, "members")["members"]
     members = []
     for entry in entries:
+        place = entry.get("folder") if isinstance(entry, dict) else None
+        if (
+            not isinstance(place, str)
+            or "config" not in entry
+            or Path(place).is_absolute()
+            or ".." in Path(place).parts
+        ):
+            raise DualPromptError(f"{listing} is damaged (it names no proper member); restore it or start a new run")
         begun = (folder / entry["folder"] / "manifest.json").is_file()
         config = Run(folder / entry["folder"]).config() if begun else parse(RunConfig, entry["config"])
         members.append(Member(entry["folder"], config))

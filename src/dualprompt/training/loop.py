@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from torch import nn
 
 from dualprompt.config import TrainConfig
 from dualprompt.data.stream import Task
-from dualprompt.errors import InterruptedRunError
+from dualprompt.errors import DualPromptError, InterruptedRunError
 from dualprompt.files import write_json
 from dualprompt.methods.base import TaskView
 from dualprompt.metrics import summarise
@@ -133,6 +134,10 @@ class _Loop:
 
     def _end_epoch(self, task: Task, epoch: int, steps: int, bar: Bar) -> None:
         mean = float(self.loss) / steps
+        if not math.isfinite(mean):
+            raise DualPromptError(
+                f"the loss of task {task.index + 1}, epoch {epoch + 1} is not finite; lower train.lr or set train.clip"
+            )
         self.loss = torch.zeros_like(self.loss)
         bar.say(f"loss {mean:.3f}")
         if self.writes:
@@ -212,6 +217,7 @@ class _Loop:
         }
         if self.writes:
             write_json(self.run.result_path, result)
+            self.run.checkpoints.progress_path.unlink(missing_ok=True)  # the optimiser's state has no further use
         return result
 
     def _queries(self) -> str:
@@ -239,6 +245,7 @@ def _stop_signals(loop: _Loop) -> Iterator[None]:
         if loop.stop_asked is not None:
             raise KeyboardInterrupt
         loop.stop_asked = signal.Signals(number).name
+        loop.progress.note("stopping at the next safe moment; ask once more to stop at once, at the last checkpoint")
 
     try:
         previous = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -111,7 +111,7 @@ class Run:
 
     def manifest(self) -> dict[str, Any]:
         """Return what was run."""
-        return read_json(self.manifest_path, "config", "identity", "tasks")
+        return read_json(self.manifest_path, "config", "identity", "tasks", "precision")
 
     def config(self) -> RunConfig:
         """Return the resolved config of this run, refusing one that was edited after the start."""
@@ -134,6 +134,11 @@ class Run:
                 )
 
     @property
+    def precision(self) -> str:
+        """The precision that the run began with, as a config says it."""
+        return {"float32": "fp32", "bfloat16": "bf16"}[self.manifest()["precision"]]
+
+    @property
     def finished(self) -> bool:
         """Whether the run has come to its end."""
         return self.result_path.is_file()
@@ -149,7 +154,7 @@ class Run:
     def log(self, **event: Any) -> None:
         """Append one line to the log."""
         with disk_errors(self.metrics_path), self.metrics_path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(event) + "\n")
+            file.write(json.dumps(event, allow_nan=False) + "\n")
             file.flush()
             os.fsync(file.fileno())  # a checkpoint that is on disk counts these lines
 

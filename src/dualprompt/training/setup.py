@@ -12,7 +12,8 @@ from dualprompt.backbones.weights import CheckpointInfo
 from dualprompt.config import RunConfig
 from dualprompt.data.stream import Subset, TaskStream, build_stream
 from dualprompt.data.views import View
-from dualprompt.methods.base import METHODS, Method, method_config
+from dualprompt.errors import DualPromptError
+from dualprompt.methods.base import METHODS, Method, MethodConfig, method_config
 from dualprompt.progress import SILENT, Progress
 from dualprompt.training.distributed import compute_dtype, launch
 from dualprompt.training.feed import Feed
@@ -71,12 +72,23 @@ def prepare(config: RunConfig, progress: Progress = SILENT, share: Setup | None 
         augment=config.train.augment,
     )
     stream = build_stream(config.benchmark, config.seed, view.store, progress)
+    _refuse_single_classes(options, stream)
     fabric = share.fabric if share is not None else launch(config)
     dtype = compute_dtype(config, fabric.device)
     backbone.to(dtype)
     method.to(fabric.device)
     feed = Feed(config, view, backbone, fabric, progress if fabric.is_global_zero else SILENT)
     return Setup(config, fabric, method, stream, feed, info, dtype)
+
+
+def _refuse_single_classes(options: MethodConfig, stream: TaskStream) -> None:
+    """Refuse tasks that teach nothing: among the classes of one task, a single one is always right."""
+    for task in stream.tasks:
+        if len(task.classes) == 1 and options.training_logits == "masked":
+            raise DualPromptError(
+                f"task {task.index + 1} ('{task.name}') has one class, and masked logits cannot learn from one; "
+                "give it more classes or set method.training_logits: unmasked"
+            )
 
 
 def _alike(one: RunConfig, other: RunConfig) -> bool:
