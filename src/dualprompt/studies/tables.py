@@ -81,11 +81,13 @@ def accuracy_matrix(result: Result) -> Table:
     matrix = result["accuracy_matrix"]
     title = f"accuracy matrix of {label(result)}, seed {result['seed']} (%)"
     table = Table(title=title, min_width=len(title))
-    table.add_column("after task", justify="right")
+    table.add_column("after task")
     for task in range(len(matrix)):
         table.add_column(f"task {task + 1}", justify="right")
     for t, row in enumerate(matrix):
-        table.add_row(str(t + 1), *(f"{value:.1f}" for value in row), *[""] * (len(matrix) - len(row)))
+        name = result["tasks"][t]
+        place = f"{t + 1}" if name == f"task {t + 1}" else f"{t + 1} {name}"
+        table.add_row(place, *(f"{value:.1f}" for value in row), *[""] * (len(matrix) - len(row)))
     return table
 
 

@@ -206,6 +206,7 @@ class _Loop:
             "backbone": self.setup.weights.name,
             "recipe": self.config.train.recipe,
             "seed": self.config.seed,
+            "tasks": [task.name for task in self.setup.stream.tasks],
             **summarise(self.position.accuracy, matching[-1] if matching else None),
             "accuracy_matrix": self.position.accuracy,
             "matching_matrix": matching,

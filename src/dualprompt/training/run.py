@@ -149,7 +149,7 @@ class Run:
             raise DualPromptError(
                 f"run {self.folder} is not finished; continue it with: dualprompt resume {self.folder}"
             )
-        return read_json(self.result_path, "method", "accuracy_matrix", "parameters")
+        return read_json(self.result_path, "method", "tasks", "accuracy_matrix", "parameters")
 
     def log(self, **event: Any) -> None:
         """Append one line to the log."""
