@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import shutil
 import statistics
 import subprocess
 import sys
@@ -16,6 +17,8 @@ from PIL import Image
 
 from dualprompt import __version__
 from dualprompt.cli import main, read_value, split_overrides
+from dualprompt.config import RunConfig
+from dualprompt.training import group
 from sandbox import CLASSES, COMMAND, World, call, contents, shell, start
 
 COMMANDS = ("run", "resume", "eval", "show", "list", "data")
@@ -309,3 +312,48 @@ def test_the_output_may_be_cut_off(form: tuple[str, ...]) -> None:
         process.stdout.close()
         assert process.stderr.read() == ""
     assert process.returncode in (1, 141)  # rich answers a broken pipe by itself, with 1
+
+
+def test_eval_of_a_group_judges_every_seed_beside_the_baseline(two: tuple[Path, Any]) -> None:
+    folder, _ = two
+    found = call("eval", folder, "--selection", "query,oracle", "--json").json["results"]
+    assert [(result["seed"], result["selection"]) for result in found] == [
+        (seed, selection) for seed in (5, 6) for selection in ("query", "oracle")
+    ]
+    for result in found:
+        if result["selection"] == "query":
+            truth = json.loads((folder / f"seed-{result['seed']}" / "result.json").read_text())
+            assert result["accuracy_matrix"] == truth["accuracy_matrix"]
+    table = call("eval", folder, "--selection", "oracle").out
+    assert "accuracy matrix of dualprompt (oracle), seed 6" in table
+    assert "frozen-head" in table
+
+
+def test_a_group_that_is_not_finished_names_its_own_folder(two: tuple[Path, Any], tmp_path: Path) -> None:
+    folder = tmp_path / "group"
+    shutil.copytree(two[0], folder)
+    (folder / "seed-6" / "baseline" / "result.json").unlink()
+    before = contents(folder)
+    for command in ("show", "eval"):
+        assert call(command, folder).error.endswith(f"continue it with: dualprompt resume {folder}")
+    assert contents(folder) == before
+
+
+def test_a_changed_recipe_does_not_keep_its_name(world: World, tmp_path: Path) -> None:
+    def label(*options: str) -> str:
+        out = tmp_path / "-".join(["run", *options])
+        return call("run", world.preset, "--out", out, "--no-baseline", "--json", *options).json["recipe"]
+
+    assert label("--seed", "3", "--benchmark.skip_bad", "true") == "plain"
+    assert label("--train.epochs", "1") == "plain, changed"
+    assert label("--method.e_length", "1") == "plain, changed"
+
+
+def test_precision_is_an_option_and_stays(world: World, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert call("run", world.preset, "--out", run, "--no-baseline", "--precision", "bf16").code == 0
+    manifest = json.loads((run / "manifest.json").read_text())
+    assert (manifest["config"]["precision"], manifest["precision"]) == ("bf16", "bfloat16")
+    # A run that left the choice to the machine keeps what it began with when another machine continues it.
+    auto = RunConfig.model_validate(manifest["config"] | {"precision": "auto"})
+    assert group.elsewhere_config(run, auto, {"device": "cpu"}).precision == "bf16"

@@ -67,6 +67,10 @@ def refused(*arguments: object, out: Path) -> str:
         (["--benchmark.tasks", "[[ash, oak], [fir]]"], ["unknown class 'oak'"]),
         (["--benchmark.evaluate_on", "validation"], ["evaluate_on: validation needs benchmark.validation > 0"]),
         (["--backbone.input_size", "20"], ["input size 20 is not a multiple of the patch size 8", "16 or 24"]),
+        (["--train.betas", "1.5,0.9"], ["'train.betas", "less than 1"]),
+        (["--train.lr", ".inf"], ["'train.lr'", "finite number"]),
+        (["--benchmark.tasks", "[1, 2, 3]"], ["task 1", "has one class", "method.training_logits: unmasked"]),
+        (["--e_length", "3"], ["unknown option '--e_length'", "did you mean '--method.e_length'?"]),
         (["--seeds", "0"], ["--seeds must be at least 1, found 0"]),
         (["--seeds", "two"], ["argument --seeds", "'two'", "dualprompt run --help"]),
         (["--seed", "-1"], ["'seed'", "greater than or equal to 0"]),
@@ -350,3 +354,12 @@ def test_a_limit_on_the_size_of_files(world: World, truth: dict[str, Any], tmp_p
 def test_no_permission(world: World, tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     assert "cannot be written (Permission denied)" in refused(world.preset, out=tmp_path / "out")
+
+
+def test_a_loss_that_is_not_finite(world: World, out: Path) -> None:
+    answer = call("run", world.preset, "--out", out, "--no-baseline", "--train.lr", "1e30", "--train.epochs", "3")
+    assert answer.code == 2
+    last = answer.err.splitlines()[-1]
+    assert "the loss of task 1" in last
+    assert "is not finite; lower train.lr or set train.clip" in last
+    assert not (out / "result.json").exists()

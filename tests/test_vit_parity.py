@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ MODELS = {
 
 @pytest.fixture(scope="module")
 def transformers() -> Any:
-    return pytest.importorskip("transformers")
+    return importlib.import_module("transformers")  # takes seconds: only for the tests that need it
 
 
 def random_model(transformers: Any, kind: str) -> torch.nn.Module:

@@ -47,13 +47,14 @@ def disk_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        remedy = "choose another place" + (" with $DUALPROMPT_CACHE" if path.is_relative_to(cache_root()) else "")
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DualPromptError(
-                f"the disk is full: {path} could not be written; free some space or choose another place "
+                f"the disk is full: {path} could not be written; free some space or {remedy} "
                 "(what was there before is untouched)"
             ) from error
         reason = error.strerror or str(error)
-        raise DualPromptError(f"{path} cannot be written ({reason}); choose another place") from error
+        raise DualPromptError(f"{path} cannot be written ({reason}); {remedy}") from error
 
 
 def write_text(path: Path, text: str) -> None:

@@ -227,7 +227,11 @@ class VisionTransformer(nn.Module):
 
 
 def resize_positions(pos_embed: Tensor, special: int, grid: int) -> Tensor:
-    """Interpolate (1, special + patches, dim) position embeddings to `grid` × `grid` patches."""
+    """Interpolate (1, special + patches, dim) position embeddings to `grid` × `grid` patches.
+
+    Bicubic with antialiasing, as timm does. transformers leaves the antialiasing out for DINOv2: there, features agree
+    with its own only at the size that the checkpoint's positions are for.
+    """
     prefix, patches = pos_embed[:, :special], pos_embed[:, special:]
     side = round(patches.shape[1] ** 0.5)
     if side == grid:

@@ -55,6 +55,7 @@ class CheckpointInfo:
     interpolation: Literal["bilinear", "bicubic"]
     parameters: int
     normalisation: Literal["checkpoint", "assumed"]  # assumed: the files give no mean and std, so both are 0.5
+    asked_interpolation: str | None  # what the files say; anything but bilinear is replaced by bicubic
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,9 @@ def read(name: str, progress: Progress = SILENT) -> Checkpoint:
     checkpoint = _read_file(name, path, facts)
     if checkpoint.info.normalisation == "assumed":
         progress.note(f"{path.name} says nothing of mean and std: 0.5 is assumed for both")
+    asked, used = checkpoint.info.asked_interpolation, checkpoint.info.interpolation
+    if asked != used:
+        progress.note(f"{path.name} asks for {asked or 'no'} interpolation: images are resized with {used}")
     return checkpoint
 
 
@@ -226,6 +230,7 @@ def _read_file(name: str, path: Path, facts: Facts) -> Checkpoint:
         interpolation="bilinear" if interpolation == "bilinear" else "bicubic",
         parameters=sum(tensor.numel() for tensor in tensors.values()),
         normalisation="checkpoint" if mean and std else "assumed",
+        asked_interpolation=interpolation,
     )
     return Checkpoint(config, tensors, info)
 
