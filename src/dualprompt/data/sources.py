@@ -82,8 +82,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
 def missing(dataset: str, path: Path) -> DualPromptError:
     """Return the error for an official file or folder that is not there."""
     return DualPromptError(
-        f"{path} does not exist; get it with `dualprompt data get {dataset} --root DIR`, DIR being the folder of your "
-        "datasets (--benchmark.root of a run, --root of data show, or $DUALPROMPT_DATA)"
+        f"{path} does not exist; get it with `dualprompt data get {dataset}`; where your datasets lie is said by "
+        "$DUALPROMPT_DATA, by --root of `data get` and `data show`, and by --benchmark.root of `run`"
     )
 
 
