@@ -30,6 +30,7 @@ examples:
   dualprompt resume runs/cifar                             continue after a kill, to the same result
   dualprompt eval runs/cifar --selection query,batch_vote,oracle
   dualprompt list methods
+  dualprompt bench --quick
   dualprompt data get cifar100
 """
 
@@ -179,7 +180,7 @@ def build_parser() -> Parser:
     run.add_argument("--no-baseline", action="store_true", help="do not run frozen-head beside the method")
     run.add_argument("--skip-bad", action="store_true", help="leave out unreadable images and count them")
     add_devices(run)
-    run.add_argument("--precision", help="auto (bf16 on a GPU that has it, else fp32), fp32 or bf16")
+    run.add_argument("--precision", help=PRECISION)
 
     resume = command("resume", do_resume, "continue an interrupted run to the same result")
     resume.add_argument("run", type=Path)
@@ -196,6 +197,14 @@ def build_parser() -> Parser:
     listing = command("list", do_list, "list what there is")
     listing.add_argument("what", choices=("methods", "benchmarks", "backbones", "presets"))
 
+    bench = command("bench", do_bench, "measure speed against a straight-line twin and the machine's arithmetic")
+    bench.add_argument("--backbone", default="embedded", help="as for run")
+    bench.add_argument("--input-size", type=int, help="pixels a side (default: the checkpoint's)")
+    bench.add_argument("--batch", type=int, default=32, help="images a step")
+    bench.add_argument("--device", default="auto", help=DEVICE)
+    bench.add_argument("--precision", default="auto", help=PRECISION)
+    bench.add_argument("--quick", action="store_true", help="shorter rounds: less exact, under a minute on 2 cores")
+
     data = command("data", do_data, "get or look at a dataset")
     data.add_argument("action", choices=("get", "show"))
     data.add_argument("name", help="dataset, group of datasets, or (for show) a folder")
@@ -205,6 +214,7 @@ def build_parser() -> Parser:
 
 
 DEVICE = "auto, cpu, cuda or mps"
+PRECISION = "auto (bf16 on a GPU that has it, else fp32), fp32 or bf16"
 
 
 def add_devices(command: Parser) -> None:
@@ -379,6 +389,25 @@ def do_list(options: argparse.Namespace) -> None:
     for row in rows:
         table.add_row(*(", ".join(value) if isinstance(value, list) else str(value) for value in row.values()))
     emit(options, rows, table)
+
+
+def do_bench(options: argparse.Namespace) -> None:
+    """Measure speed."""
+    from dualprompt.config import RunConfig
+    from dualprompt.config import parse as validated
+    from dualprompt.console import Terminal
+    from dualprompt.studies import bench
+
+    values = {
+        "benchmark": {"dataset": "random images"},
+        "backbone": {"name": options.backbone, "input_size": options.input_size},
+        "train": {"batch_size": options.batch},
+        "device": options.device,
+        "precision": options.precision,
+    }
+    with Terminal() as terminal:
+        found = bench.Bench(validated(RunConfig, values), bench.QUICK if options.quick else bench.FULL, terminal).run()
+    emit(options, found, *bench.tables(found))
 
 
 def do_data(options: argparse.Namespace) -> None:

@@ -17,13 +17,9 @@ class GrowingHead(nn.Module):
         self.dim = dim
         self.weight = nn.ParameterList()  # each (classes of the task, dim)
         self.bias = nn.ParameterList()
+        self.classes = 0  # seen so far
         self._joined: tuple[Tensor, Tensor] | None = None
         self.register_buffer("_device", torch.empty(0), persistent=False)
-
-    @property
-    def classes(self) -> int:
-        """Number of classes seen so far."""
-        return sum(len(bias) for bias in self.bias)
 
     @property
     def first_newest(self) -> int:
@@ -32,22 +28,22 @@ class GrowingHead(nn.Module):
 
     def grow(self, classes: int, train_old: bool) -> None:
         """Add `classes` rows of zeros; the older rows train on only if `train_old`."""
-        self._append(torch.zeros(classes, self.dim), torch.zeros(classes))
-        for old in (*self.weight[:-1], *self.bias[:-1]):
-            old.requires_grad_(train_old)
+        self._append(torch.zeros(classes, self.dim), torch.zeros(classes), train_old)
 
     def restore(self, weights: Sequence[Tensor], biases: Sequence[Tensor], train_old: bool) -> None:
         """Replace all rows, for instance by those of a checkpoint."""
-        self.weight, self.bias = nn.ParameterList(), nn.ParameterList()
+        self.weight, self.bias, self.classes = nn.ParameterList(), nn.ParameterList(), 0
         for weight, bias in zip(weights, biases, strict=True):
-            self._append(weight.clone(), bias.clone())
-        for old in (*self.weight[:-1], *self.bias[:-1]):
-            old.requires_grad_(train_old)
+            self._append(weight.clone(), bias.clone(), train_old)
 
-    def _append(self, weight: Tensor, bias: Tensor) -> None:
+    def _append(self, weight: Tensor, bias: Tensor, train_old: bool) -> None:
+        if len(self.weight):  # what is older was settled when its successor came
+            self.weight[-1].requires_grad_(train_old)
+            self.bias[-1].requires_grad_(train_old)
         device = self.get_buffer("_device").device
         self.weight.append(nn.Parameter(weight.to(device)))
         self.bias.append(nn.Parameter(bias.to(device)))
+        self.classes += len(bias)
         self._joined = None
 
     def newest(self, features: Tensor) -> Tensor:

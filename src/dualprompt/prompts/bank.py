@@ -105,8 +105,9 @@ class PromptBank(nn.Module):
             self._append(e_prompt.clone(), key.clone())
 
     def _append(self, e_prompt: Tensor, key: Tensor) -> None:
-        for old in (*self.e_prompt, *self.task_key):
-            old.requires_grad_(False)
+        if self.tasks:  # what is older was stopped when its successor came
+            self.e_prompt[-1].requires_grad_(False)
+            self.task_key[-1].requires_grad_(False)
         self.e_prompt.append(nn.Parameter(e_prompt.to(self.g_prompt.device)))
         self.task_key.append(nn.Parameter(key.to(self.g_prompt.device)))
         self._stacked = None
