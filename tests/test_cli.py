@@ -17,7 +17,11 @@ from PIL import Image
 
 from dualprompt import __version__
 from dualprompt.cli import main, read_value, split_overrides
-from dualprompt.config import RunConfig
+from dualprompt.config import BenchmarkConfig, RunConfig
+from dualprompt.data.cache import Store
+from dualprompt.data.sources import GROUPS
+from dualprompt.data.stream import build_stream
+from dualprompt.studies import tables
 from dualprompt.training import group
 from sandbox import CLASSES, COMMAND, World, call, contents, shell, start
 
@@ -150,8 +154,8 @@ def test_own_options_of_a_preset_count(world: World, tmp_path: Path) -> None:
 
 
 def test_values_are_read_as_yaml() -> None:
-    texts = ("3", "0.5", "true", "null", "a", "1,2", "[1, 2]", "[[a, b], [c]]", "a,b")
-    values = [3, 0.5, True, None, "a", [1, 2], [1, 2], [["a", "b"], ["c"]], ["a", "b"]]
+    texts = ("3", "0.5", "true", "null", "a", "1,2", "[1, 2]", "[[a, b], [c]]", "a,b", "'a, b'")
+    values = [3, 0.5, True, None, "a", [1, 2], [1, 2], [["a", "b"], ["c"]], ["a", "b"], "a, b"]
     assert [read_value(text) for text in texts] == values
     taken, rest = split_overrides(["run", "my.yaml", "--a.b", "1", "--out=x.y", "--c.d=2,3", "--json"])
     assert taken == {"a.b": 1, "c.d": [2, 3]}
@@ -357,3 +361,37 @@ def test_precision_is_an_option_and_stays(world: World, tmp_path: Path) -> None:
     # A run that left the choice to the machine keeps what it began with when another machine continues it.
     auto = RunConfig.model_validate(manifest["config"] | {"precision": "auto"})
     assert group.elsewhere_config(run, auto, {"device": "cpu"}).precision == "bf16"
+
+
+def test_a_run_begun_with_relative_paths_goes_on_from_any_directory(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(world.folder)
+    preset = world.preset_with("relative.yaml", benchmark={"name": "r", "dataset": "trees", "tasks": 3})
+    options = ("--backbone", world.weights.name, "--no-baseline", "--train.epochs", "1")
+    done = call("run", preset.name, "--out", tmp_path / "run", *options, "--json")
+    assert done.code == 0, done.err
+    monkeypatch.chdir(tmp_path)
+    again = call("eval", "run", "--selection", "query", "--json")
+    assert again.code == 0, again.err
+    assert again.json["accuracy_matrix"] == done.json["accuracy_matrix"]
+
+
+def test_names_are_shown_as_they_are(world: World, tmp_path: Path) -> None:
+    name = "my [/b] photos, $5 \\x $6"
+    done = call("run", world.preset, "--out", tmp_path / "run", "--no-baseline", "--benchmark.name", f"'{name}'")
+    assert done.code == 0, done.err
+    assert name in done.out
+    Image.open(tmp_path / "run" / "accuracy_matrix.png").verify()
+
+
+def test_a_group_of_datasets_is_a_task_for_each_member(tmp_path: Path) -> None:
+    config = BenchmarkConfig(dataset="mini", train_per_class=1)
+    stream = build_stream(config, 0, Store(16, keep_aspect=False))
+    assert [task.name for task in stream.tasks] == list(GROUPS["mini"])
+
+
+def test_a_narrow_terminal_gets_fewer_columns(one: Path) -> None:
+    result = result_of(one)
+    assert tables.wide(tables.headline([result], brief=True)) <= 80
+    assert f"{result['average_accuracy']:.2f}" in tables.text(tables.headline([result], brief=True))

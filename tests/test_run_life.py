@@ -123,7 +123,7 @@ def test_out_that_holds_something_else(world: World, tmp_path: Path) -> None:
     assert call("run", world.preset, "--out", out).error == f"{out} is not empty; choose another --out"
     assert contents(out) == {"chapter.tex": b"years of work"}
     file = out / "chapter.tex"
-    assert "is not empty; choose" in call("run", world.preset, "--out", file).error
+    assert "is a file; choose" in call("run", world.preset, "--out", file).error
     assert "cannot be written" in call("run", world.preset, "--out", file / "below").error
     assert contents(out) == {"chapter.tex": b"years of work"}
 
@@ -138,8 +138,9 @@ def test_an_unfinished_run_cannot_be_shown_or_judged(world: World, tmp_path: Pat
 
 @pytest.mark.parametrize("command", ["resume", "show", "eval"])
 def test_no_run_there(command: str, tmp_path: Path) -> None:
-    for folder in (tmp_path, tmp_path / "absent"):
-        assert call(command, folder).error == f"{folder} is not a run directory (it has no manifest.json)"
+    assert call(command, tmp_path).error == f"{tmp_path} is not a run directory (it has no manifest.json)"
+    absent = tmp_path / "absent"
+    assert call(command, absent).error == f"{absent} does not exist; give the directory of a run"
     assert not (tmp_path / "absent").exists()
 
 

@@ -110,12 +110,12 @@ def split_overrides(arguments: list[str]) -> tuple[dict[str, Any], list[str]]:
 
 
 def read_value(text: str) -> Any:
-    """Read a value as YAML; `a,b` without brackets is a list too."""
+    """Read a value as YAML; `a,b` without brackets is a list too, unless it is quoted or the path of something."""
     import yaml
 
     try:
         value = yaml.safe_load(text)
-        if isinstance(value, str) and "," in value:
+        if isinstance(value, str) and "," in value and text[0] not in "\"'" and not Path(text).exists():
             return [yaml.safe_load(part) for part in value.split(",")]
     except yaml.YAMLError:
         raise DualPromptError(f"cannot read the value '{text}'; quote it as YAML") from None
@@ -173,7 +173,7 @@ def build_parser() -> Parser:
     run.add_argument("preset", help="a preset (`dualprompt list presets`) or a YAML file")
     run.add_argument("--backbone", help="embedded, a known name, a hub id, or a weights file")
     run.add_argument("--method", help="see `dualprompt list methods` (default: the preset's)")
-    run.add_argument("--recipe", help="one of the preset's recipes: paper, official")
+    run.add_argument("--recipe", help="one of the preset's recipes (`dualprompt list presets`)")
     run.add_argument("--seed", type=int, help="first seed (default: 0)")
     run.add_argument("--seeds", type=int, default=1, help="how many seeds, counted up from the first")
     run.add_argument("--out", type=Path, help="run directory (default: runs/PRESET-METHOD-TIME)")
@@ -288,8 +288,7 @@ def do_resume(options: argparse.Namespace) -> None:
     from dualprompt.console import Terminal
     from dualprompt.training import group
 
-    if not group.is_run(options.run):
-        raise DualPromptError(f"{options.run} is not a run directory (it has no manifest.json)")
+    refuse_other_folders(options.run)
     places = {"device": options.device, "devices": options.devices, "nodes": options.nodes}
     elsewhere = {key: value for key, value in places.items() if value is not None}
     with Terminal() as terminal:
@@ -312,9 +311,20 @@ def conclude(options: argparse.Namespace, runs: list[Run]) -> None:
         options,
         publish.combined(runs, folder) | {"pictures": [str(path) for path in pictures]},
         *(tables.accuracy_matrix(result) for result in shown),
-        tables.headline(results),
+        fitting(results),
         "\n".join(["pictures:", *(f"  {path}" for path in pictures)]),
     )
+
+
+def fitting(results: list[dict[str, Any]]) -> Table:
+    """Return the headline table, without its lesser columns where the terminal is too narrow for them."""
+    from rich.console import Console
+
+    from dualprompt.studies import tables
+
+    console, table = Console(), tables.headline(results)
+    too_wide = console.is_terminal and tables.wide(table) > console.width
+    return tables.headline(results, brief=True) if too_wide else table
 
 
 def group_folder(runs: list[Run]) -> Path:
@@ -335,7 +345,7 @@ def do_eval(options: argparse.Namespace) -> None:
     runs = runs_in(options.run)
     judged = [run for run in runs if run.config().method["name"] != group.BASELINE] or runs
     results = {run: run.result() for run in runs}
-    selections: list[Any] = options.selection.split(",") if options.selection else [None]
+    selections: list[Any] = [s.strip() for s in options.selection.split(",")] if options.selection else [None]
     here = {"device": options.device, "devices": 1, "nodes": 1}
     here = {key: value for key, value in here.items() if value is not None}
     found, setup = [], None
@@ -356,7 +366,7 @@ def do_eval(options: argparse.Namespace) -> None:
         value = {"selections": {result["selection"]: result for result in found}}
     else:
         value = {"results": found}
-    emit(options, value, *(tables.accuracy_matrix(result) for result in found), tables.headline([*found, *beside]))
+    emit(options, value, *(tables.accuracy_matrix(result) for result in found), fitting([*found, *beside]))
 
 
 def runs_in(folder: Path) -> list[Run]:
@@ -364,13 +374,22 @@ def runs_in(folder: Path) -> list[Run]:
     from dualprompt.training import group
     from dualprompt.training.run import Run
 
-    if not group.is_run(folder):
-        raise DualPromptError(f"{folder} is not a run directory (it has no manifest.json)")
+    refuse_other_folders(folder)
     runs = [Run(folder / member.folder) for member in group.members_of(folder)]
     if not all(run.finished for run in runs):
         resume = f"dualprompt resume {shlex.quote(str(folder))}"
         raise DualPromptError(f"run {folder} is not finished; continue it with: {resume}")
     return runs
+
+
+def refuse_other_folders(folder: Path) -> None:
+    """Refuse a folder that holds no run."""
+    from dualprompt.training import group
+
+    if not folder.exists():
+        raise DualPromptError(f"{folder} does not exist; give the directory of a run")
+    if not group.is_run(folder):
+        raise DualPromptError(f"{folder} is not a run directory (it has no manifest.json)")
 
 
 def do_show(options: argparse.Namespace) -> None:

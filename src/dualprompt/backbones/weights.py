@@ -34,7 +34,7 @@ from dualprompt.errors import DualPromptError, nearest
 from dualprompt.files import sha256
 from dualprompt.progress import SILENT, Progress
 
-__all__ = ["Checkpoint", "CheckpointInfo", "build", "known", "read"]
+__all__ = ["Checkpoint", "CheckpointInfo", "absolute_name", "build", "known", "read"]
 
 _REPOSITORY_FILES = ("model.safetensors", "pytorch_model.bin")
 _HUB_ID = re.compile(r"(?:hf-hub:)?([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
@@ -87,6 +87,12 @@ def read(name: str, progress: Progress = SILENT) -> Checkpoint:
     if asked != used:
         progress.note(f"{path.name} asks for {asked or 'no'} interpolation: images are resized with {used}")
     return checkpoint
+
+
+def absolute_name(name: str) -> str:
+    """Return a name that means the same from every directory: the absolute path of a file or folder, else itself."""
+    path = Path(name).expanduser()
+    return str(path.absolute()) if name not in KNOWN and path.exists() else name
 
 
 def build(

@@ -64,7 +64,10 @@ def _class_files(path: Path) -> dict[str, list[Path]]:
         raise DualPromptError(f"{path} holds no class folders; put the images of each class into a folder of its own")
     files = {folder.name: _images(folder) for folder in folders}
     if empty := sorted(name for name, images in files.items() if not images):
-        raise DualPromptError(f"{path} has class folders without images: {_named(empty)}; fill or remove them")
+        known = ", ".join(sorted(EXTENSIONS))
+        raise DualPromptError(
+            f"{path} has class folders without images: {_named(empty)}; fill or remove them (images end in {known})"
+        )
     return files
 
 

@@ -38,6 +38,8 @@ def gallery(
     cannot be read. When there are more than `max_classes` classes, the last line says how many are not shown.
     Returns `path`.
     """
+    from matplotlib import get_data_path  # takes a moment: only for who draws
+
     if min(per_class, max_classes, side) < 1:
         raise DualPromptError(
             "per_class, max_classes and side of a gallery must be positive, "
@@ -48,7 +50,7 @@ def gallery(
     hidden = len(dataset.classes) - len(names)
     footer = f"{hidden} more class{'es' if hidden > 1 else ''} not shown" if hidden else ""
 
-    font = ImageFont.load_default(TEXT)
+    font = ImageFont.truetype(Path(get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf", TEXT)  # knows accents
     step = side + GAP
     left = 2 * MARGIN + math.ceil(max(font.getlength(text) for text in (*names, footer)))
     bottom = MARGIN + len(names) * step - GAP

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dualprompt.config import BenchmarkConfig
+from dualprompt.config import BenchmarkConfig, parse
 from dualprompt.data.cache import Store, bad_images, decode
 from dualprompt.data.folder import load_folder
 from dualprompt.data.images import Images
@@ -101,6 +101,7 @@ def build_stream(config: BenchmarkConfig, seed: int, store: Store, progress: Pro
     of a dataset before it is cut by numbers of classes; where the config says what each task holds (a list of
     datasets, or class names) it permutes the tasks. The validation split is the same for every seed.
     """
+    config = _expanded(config)
     names = config.dataset if isinstance(config.dataset, list) else [config.dataset]
     root = Path(config.root).expanduser() if config.root else None
     datasets = [load_dataset(name, root, config.test_share) for name in names]
@@ -121,6 +122,29 @@ def build_stream(config: BenchmarkConfig, seed: int, store: Store, progress: Pro
         first_class += len(plan.classes)
     fingerprint = digest([[part.fingerprint for part in decoded], [_identity(task) for task in tasks]])
     return TaskStream(tuple(tasks), fingerprint, bad)
+
+
+def _expanded(config: BenchmarkConfig) -> BenchmarkConfig:
+    """Return the config with groups of datasets replaced by their members, a task each."""
+    if isinstance(config.dataset, str) and config.dataset not in GROUPS:
+        return config
+    names = config.dataset if isinstance(config.dataset, list) else [config.dataset]
+    members = [member for name in names for member in GROUPS.get(name, (name,))]
+    return parse(BenchmarkConfig, config.model_dump() | {"dataset": members}, "benchmark")
+
+
+def with_absolute_paths(config: BenchmarkConfig) -> BenchmarkConfig:
+    """Return the config with the paths of folders made absolute, so that it means the same from every directory."""
+
+    def absolute(name: str) -> str:
+        known = name in GROUPS or _is_registered(name)
+        return name if known or not Path(name).expanduser().is_dir() else str(Path(name).expanduser().absolute())
+
+    dataset = (
+        [absolute(name) for name in config.dataset] if isinstance(config.dataset, list) else absolute(config.dataset)
+    )
+    root = None if config.root is None else str(Path(config.root).expanduser().absolute())
+    return config.model_copy(update={"dataset": dataset, "root": root})
 
 
 def load_dataset(name: str, root: Path | None = None, test_share: float = 0.2) -> Dataset:

@@ -35,7 +35,7 @@ class DualPromptConfig(MethodConfig):
     @field_validator("g_layers", "e_layers", mode="before")
     @classmethod
     def _one_layer(cls, value: Any) -> Any:
-        return (value,) if type(value) is int else value
+        return (value,) if type(value) is int else () if value is None else value
 
 
 @METHODS.register("dualprompt")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,7 +46,8 @@ def accuracy_heat_map(result: dict[str, Any], path: Path) -> Path:
     values = np.full((count, count), np.nan)
     for t, row in enumerate(matrix):
         values[t, : t + 1] = row
-    figure, (ax,) = _figure(1.8 + 0.62 * min(count, CELLS), 1.6 + 0.5 * min(count, CELLS))
+    width = max(4.2, 1.8 + 0.62 * min(count, CELLS))
+    figure, (ax,) = _figure(width, 1.6 + 0.5 * min(count, CELLS))
     picture = ax.imshow(values, cmap="YlGnBu", vmin=0, vmax=100, aspect="auto")
     for t, row in enumerate(matrix if count <= CELLS else []):
         for task, value in enumerate(row):
@@ -59,7 +61,8 @@ def accuracy_heat_map(result: dict[str, Any], path: Path) -> Path:
                 color="white" if value > 60 else INK,
             )
     _number_axes(ax, count, "accuracy on task", "after learning task")
-    ax.set_title(f"{result['method']} on {result['benchmark']}, seed {result['seed']}", fontsize=10, color=INK)
+    title = f"{result['method']} on {result['benchmark']}, seed {result['seed']}"
+    ax.set_title(textwrap.fill(title, int(9 * width)), fontsize=10, color=INK, parse_math=False)
     figure.colorbar(picture, ax=ax, label="accuracy (%)", shrink=0.9)
     return _save(figure, path)
 
@@ -85,7 +88,10 @@ def key_similarities(keys: np.ndarray, names: Sequence[str], path: Path) -> Path
             )
     _number_axes(ax, count, "task key", "task key")
     if count <= 12:
-        ax.set_yticks(range(count), [name[:22] for name in names])
+        labels = [name if name == f"task {i}" else f"{i} {name}" for i, name in enumerate(names, start=1)]
+        ax.set_yticks(
+            range(count), [label if len(label) <= 24 else f"{label[:23]}…" for label in labels], parse_math=False
+        )
     ax.set_title("similarity of task keys", fontsize=10, color=INK)
     figure.colorbar(picture, ax=ax, label="cosine", shrink=0.9)
     return _save(figure, path)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
@@ -37,28 +39,25 @@ def by_method(results: Sequence[Result]) -> dict[str, list[Result]]:
     return groups
 
 
-def headline(results: Sequence[Result]) -> Table:
-    """Return one row a method: each metric as mean ± standard deviation over seeds, and what was trained."""
+def headline(results: Sequence[Result], brief: bool = False) -> Table:
+    """Return one row a method: each metric as mean ± standard deviation over seeds, and what was trained.
+
+    `brief` leaves out all but A, F and matching accuracy, for a narrow terminal.
+    """
     first = results[0]
-    title = f"{first['benchmark']}, {first['backbone']}, recipe {first['recipe']}"
-    table = Table(title=title, min_width=len(title))
-    table.add_column("method")
-    table.add_column("seeds", justify="right")
-    for _, label in METRICS:
-        table.add_column(label, justify="right")
-    table.add_column("trained", justify="right")
-    table.add_column("MB", justify="right")
-    table.add_column("% of backbone", justify="right")
+    backbone = Path(first["backbone"]).name if Path(first["backbone"]).is_absolute() else first["backbone"]
+    title = f"{first['benchmark']}, {backbone}, recipe {first['recipe']}"
+    table = Table(title=escape(title), min_width=len(title))
+    metrics = METRICS[:3] if brief else METRICS
+    trained = () if brief else ("trained", "MB", "% of backbone")
+    table.add_column("method", no_wrap=True)
+    for heading in ("seeds", *(heading for _, heading in metrics), *trained):
+        table.add_column(heading, justify="right", no_wrap=True)
     for name, group in by_method(results).items():
-        parameters = group[0]["parameters"]
-        table.add_row(
-            name,
-            str(len(group)),
-            *(_mean(group, key) for key, _ in METRICS),
-            f"{parameters['trained']:,}",
-            f"{parameters['mb']:.2f}",
-            f"{parameters['percent_of_backbone']:.2f}",
-        )
+        count = group[0]["parameters"]
+        sizes = (f"{count['trained']:,}", f"{count['mb']:.2f}", f"{count['percent_of_backbone']:.2f}")
+        row = [name, str(len(group)), *(_mean(group, key) for key, _ in metrics)]
+        table.add_row(*row, *([] if brief else sizes))
     remarks = []
     if any(result.get("selection") == "batch_vote" for result in results):
         remarks.append("batch_vote leaks the task when a test batch holds one task")
@@ -87,7 +86,7 @@ def accuracy_matrix(result: Result) -> Table:
     for t, row in enumerate(matrix):
         name = result["tasks"][t]
         place = f"{t + 1}" if name == f"task {t + 1}" else f"{t + 1} {name}"
-        table.add_row(place, *(f"{value:.1f}" for value in row), *[""] * (len(matrix) - len(row)))
+        table.add_row(escape(place), *(f"{value:.1f}" for value in row), *[""] * (len(matrix) - len(row)))
     return table
 
 

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dualprompt.backbones.weights import absolute_name
 from dualprompt.config import RunConfig, parse
+from dualprompt.data.stream import with_absolute_paths
 from dualprompt.errors import DualPromptError, InterruptedRunError, LostProcessError
 from dualprompt.files import is_partial, read_json, sweep, write_json
 from dualprompt.methods.base import method_config
@@ -47,14 +49,27 @@ def plan(configs: list[RunConfig], baseline: bool) -> list[Member]:
 
 
 def _resolved(config: RunConfig) -> RunConfig:
-    """Return the config with every option of its method written out."""
-    return config.model_copy(update={"method": method_config(config.method).model_dump(mode="json")})
+    """Return the config with every option of its method written out and every path absolute.
+
+    So a run can be continued from any directory.
+    """
+    method = method_config(config.method).model_dump(mode="json")
+    backbone = config.backbone.model_copy(update={"name": absolute_name(config.backbone.name)})
+    return config.model_copy(
+        update={"method": method, "backbone": backbone, "benchmark": with_absolute_paths(config.benchmark)}
+    )
 
 
 def start(members: list[Member], folder: Path, progress: Progress = SILENT) -> list[Run]:
     """Run every member of a new group in `folder`."""
-    if folder.exists() and (not folder.is_dir() or not all(is_partial(path) for path in folder.iterdir())):
-        held = f"holds a run; continue it with `dualprompt resume {folder}`, or" if is_run(folder) else "is not empty;"
+    if folder.exists() and not folder.is_dir():
+        raise DualPromptError(f"{folder} is a file; choose another --out")
+    if folder.exists() and (not all(is_partial(path) for path in folder.iterdir())):
+        held = (
+            f"holds a run; continue it with `dualprompt resume {shlex.quote(str(folder))}`, or"
+            if is_run(folder)
+            else "is not empty;"
+        )
         raise DualPromptError(f"{folder} {held} choose another --out")
     first = prepare(members[0].config, progress)  # whatever is wrong shows before anything is written
     folder = Path(first.fabric.broadcast(str(folder)))  # processes may disagree about a name with the time in it

@@ -147,7 +147,8 @@ class Run:
         """Return the final numbers."""
         if not self.finished:
             raise DualPromptError(
-                f"run {self.folder} is not finished; continue it with: dualprompt resume {self.folder}"
+                f"run {self.folder} is not finished; "
+                f"continue it with: dualprompt resume {shlex.quote(str(self.folder))}"
             )
         return read_json(self.result_path, "method", "tasks", "accuracy_matrix", "parameters")
 
