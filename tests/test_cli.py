@@ -395,3 +395,10 @@ def test_a_narrow_terminal_gets_fewer_columns(one: Path) -> None:
     result = result_of(one)
     assert tables.wide(tables.headline([result], brief=True)) <= 80
     assert f"{result['average_accuracy']:.2f}" in tables.text(tables.headline([result], brief=True))
+
+
+def test_tasks_of_one_class_can_be_learned_unmasked_and_the_baseline_follows(world: World, tmp_path: Path) -> None:
+    options = ("--benchmark.tasks", "[1, 2, 3]", "--method.training_logits", "unmasked")
+    assert call("run", world.preset, "--out", tmp_path / "run", *options).code == 0
+    manifest = json.loads((tmp_path / "run" / "baseline" / "manifest.json").read_text())
+    assert manifest["config"]["method"] == {"name": "frozen-head", "training_logits": "unmasked"}

@@ -43,7 +43,8 @@ def plan(configs: list[RunConfig], baseline: bool) -> list[Member]:
         folder = "." if len(configs) == 1 else f"seed-{config.seed}"
         members.append(Member(folder, config))
         if baseline and config.method["name"] != BASELINE:
-            beside = _resolved(config.model_copy(update={"method": {"name": BASELINE}}))
+            options = {"name": BASELINE, "training_logits": config.method["training_logits"]}
+            beside = _resolved(config.model_copy(update={"method": options}))
             members.append(Member(str(Path(folder) / "baseline"), beside))
     return members
 

@@ -57,6 +57,7 @@ def prepare(config: RunConfig, progress: Progress = SILENT, share: Setup | None 
     """
     options = method_config(config.method)
     if share is not None and _alike(config, share.config):
+        _refuse_single_classes(options, share.stream)
         method = METHODS[options.name](options, share.feed.backbone).to(share.fabric.device)
         return Setup(config, share.fabric, method, share.stream, share.feed.for_run(config), share.weights, share.dtype)
     checkpoint = weights.read(config.backbone.name, progress)

@@ -58,7 +58,7 @@ class Svhn(Reader):
         from scipy.io import loadmat
         from scipy.io.matlab import MatReadError
 
-        # What loadmat was seen to raise on truncated and altered files.
+        # What loadmat was seen to raise on truncated and altered files; NotImplementedError is for Matlab 7.3's format.
         unreadable = (MatReadError, ValueError, TypeError, LookupError, ArithmeticError, NameError)
         try:
             content = loadmat(path, variable_names=("X", "y"))
