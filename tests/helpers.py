@@ -38,8 +38,15 @@ def random_images(count: int, seed: int = 1) -> Tensor:
     return torch.randn(count, 3, SIDE, SIDE, generator=seeded(seed))
 
 
-def task_view(index: int, classes: int = 3, queries: Tensor | None = None) -> TaskView:
+def task_view(
+    index: int,
+    classes: int = 3,
+    queries: Tensor | None = None,
+    images: Tensor | None = None,
+    labels: Tensor | None = None,
+) -> TaskView:
     """The `index`-th of tasks that all have `classes` classes."""
+    found = torch.empty(0, dtype=torch.int64) if labels is None else labels
     return TaskView(
         index=index,
         name=f"task {index + 1}",
@@ -47,6 +54,8 @@ def task_view(index: int, classes: int = 3, queries: Tensor | None = None) -> Ta
         first_class=index * classes,
         generator=seeded(100 + index),
         queries=lambda: torch.empty(0) if queries is None else queries,
+        labels=found,
+        batches=lambda: iter(() if images is None else [Batch(lambda: images, found)]),
     )
 
 

@@ -65,6 +65,9 @@ class TrainConfig(Strict):
     lr: float = Field(default=0.005, gt=0)
     lr_scale: Literal["none", "batch/256"] = Field(default="none", description="multiply lr by batch_size/256 or not")
     betas: tuple[Beta, Beta] = (0.9, 0.999)
+    optimiser: Literal["adam", "sgd"] = Field(default="adam", description="sgd has momentum 0.9")
+    schedule: Literal["constant", "cosine"] = Field(default="constant", description="cosine: down to 0 in each phase")
+    weight_decay: float = Field(default=0.0, ge=0, description="decoupled from the gradient, as in AdamW")
     clip: float | None = Field(default=None, gt=0, description="largest global gradient norm")
     augment: Literal["none", "random_resized_crop"] = "none"
     query_view: Literal["augmented", "fixed"] = Field(
@@ -108,6 +111,9 @@ class RunConfig(Strict):
     devices: int = Field(default=1, ge=1, description="processes a machine, one device each")
     nodes: int = Field(default=1, ge=1)
     precision: Literal["auto", "fp32", "bf16"] = Field(default="auto", description="auto: bf16 on CUDA, else fp32")
+    compile: Literal["auto", "on", "off"] = Field(
+        default="auto", description="torch.compile of the backbone; auto: on CUDA where the run is long enough to gain"
+    )
 
 
 def parse(model: type[Strict], values: dict[str, Any], where: str = "") -> Any:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -66,13 +67,15 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, prompt: LayerPrompt | None = None, only: int | None = None) -> Tensor:
         """Attend from every token, or from the token at position `only`, to all of them."""
         batch, _, dim = x.shape
-        if only is None:
+        prefixed = prompt is not None and prompt.prefix is not None
+        if only is None and not prefixed:
             q, k, v = self.qkv(x).chunk(3, dim=-1)
-        else:
+        else:  # apart, so that what autograd keeps of q does not keep the k and v that a prefix replaces
+            asking = x if only is None else x[:, only : only + 1]
             weight, bias = self.qkv.weight, self.qkv.bias
-            q = F.linear(x[:, only : only + 1], weight[:dim], None if bias is None else bias[:dim])
+            q = F.linear(asking, weight[:dim], None if bias is None else bias[:dim])
             k, v = F.linear(x, weight[dim:], None if bias is None else bias[dim:]).chunk(2, dim=-1)
-        if prompt is not None and prompt.prefix is not None:
+        if prefixed:
             prefix_k, prefix_v = self._prefix(prompt, x.dtype).expand(batch, -1, -1, -1).unbind(dim=1)
             k = torch.cat([prefix_k, k], dim=1)
             v = torch.cat([prefix_v, v], dim=1)
@@ -80,7 +83,8 @@ class Attention(nn.Module):
         out = F.scaled_dot_product_attention(q, k, v)  # (batch, heads, queries, head_dim)
         return self.proj(out.transpose(1, 2).flatten(2))
 
-    def _prefix(self, prompt: LayerPrompt, dtype: torch.dtype) -> Tensor:
+    def _prefix(self, prompt: LayerPrompt | None, dtype: torch.dtype) -> Tensor:
+        assert prompt is not None
         assert prompt.prefix is not None
         prefix = prompt.prefix.to(dtype)
         if not prompt.prefix_at_input:
@@ -153,7 +157,11 @@ class PatchEmbed(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Map (batch, 3, height, width) to (batch, patches, dim)."""
-        return self.proj(images).flatten(2).transpose(1, 2)
+        # One matrix product: a convolution library takes ten times as long for patches that do not overlap.
+        batch, channels, height, width = images.shape
+        size = self.proj.kernel_size[0]
+        cut = images.view(batch, channels, height // size, size, width // size, size).permute(0, 2, 4, 1, 3, 5)
+        return F.linear(cut.flatten(3).flatten(1, 2), self.proj.weight.flatten(1), self.proj.bias)
 
 
 class VisionTransformer(nn.Module):
@@ -166,6 +174,7 @@ class VisionTransformer(nn.Module):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.config = config
+        self.compiled = False  # whether passes go through torch.compile
         self.patch_embed = PatchEmbed(config)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, config.dim))
         if config.distilled:
@@ -203,13 +212,26 @@ class VisionTransformer(nn.Module):
 
     def stem(self, images: Tensor, layers: int = 0) -> Tensor:
         """Return the tokens after the first `layers` layers, without prompts."""
+        return (_compiled(VisionTransformer._stem) if self.compiled else VisionTransformer._stem)(self, images, layers)
+
+    def _stem(self, images: Tensor, layers: int) -> Tensor:
         x = self.embed(images)
         for block in self.blocks[:layers]:
             x = block(x)
         return x
 
-    def rest(self, x: Tensor, layers: int = 0, prompts: Prompts | None = None) -> Tensor:
-        """Return (batch, dim) features from the tokens that left layer number `layers`."""
+    def rest(
+        self, x: Tensor, layers: int = 0, prompts: Prompts | None = None, outputs: Literal["class", "prompts"] = "class"
+    ) -> Tensor:
+        """Return (batch, dim) features from the tokens that left layer number `layers`.
+
+        They are what the final LayerNorm makes of the class token, or the mean of what it makes of the tokens that
+        the prompts have added.
+        """
+        run = _compiled(VisionTransformer._rest) if self.compiled else VisionTransformer._rest
+        return run(self, x, layers, prompts, outputs)
+
+    def _rest(self, x: Tensor, layers: int, prompts: Prompts | None, outputs: str) -> Tensor:
         class_at = 0
         for number, block in enumerate(self.blocks[layers:], start=layers + 1):
             prompt = prompts.get(number) if prompts else None
@@ -217,13 +239,20 @@ class VisionTransformer(nn.Module):
                 tokens = prompt.tokens.to(x.dtype).expand(len(x), -1, -1)
                 x = torch.cat([tokens, x], dim=1)
                 class_at += tokens.shape[1]
-            # Only the class token leaves the last layer, so only it is computed there.
-            x = block(x, prompt, class_at if number == len(self.blocks) else None)
-        return self.norm(x[:, 0])
+            # Where only the class token leaves the last layer, only it is computed there.
+            last = outputs == "class" and number == len(self.blocks)
+            x = block(x, prompt, class_at if last else None)
+        return self.norm(x[:, 0]) if outputs == "class" else self.norm(x[:, :class_at]).mean(dim=1)
 
     def forward(self, images: Tensor, prompts: Prompts | None = None) -> Tensor:
         """Map normalised images (batch, 3, side, side) to features (batch, dim)."""
         return self.rest(self.stem(images), 0, prompts)
+
+
+@functools.cache
+def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return the compiled form of one half of a pass; what has the same shapes shares one compilation."""
+    return torch.compile(function, dynamic=False)
 
 
 def resize_positions(pos_embed: Tensor, special: int, grid: int) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Literal
@@ -29,7 +29,7 @@ class MethodConfig(Strict):
 
 @dataclass(frozen=True)
 class TaskView:
-    """What a method may know of a task: never its images."""
+    """What a method may know of the task that it is learning."""
 
     index: int
     name: str
@@ -37,6 +37,35 @@ class TaskView:
     first_class: int
     generator: torch.Generator  # for everything random that the method does at this task's beginning
     queries: Callable[[], Tensor]  # frozen features of all training images in the test view, (images, dim)
+    labels: Tensor  # (images,) class numbers of the stream, in the order of `queries`
+    batches: Callable[[], Iterator[Batch]]  # all training images in the test view, in the same order
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of training inside a task, with an optimiser of its own. Most methods have one."""
+
+    name: str = "learn"
+    data: Literal["task", "task+buffer", "buffer", "everything"] = "task"  # everything: for the upper bound only
+    # "held out" is the same number of images of each class, a tenth of what the rarest class has; "fit" the others.
+    part: Literal["all", "fit", "held out"] = "all"
+    balanced: bool = False  # draw every class equally often
+    epochs: int | None = None  # None: as many as the recipe says
+    lr_factor: float = 1.0  # times the recipe's learning rate
+    replay: int = 0  # batches from the buffer that come with every step
+    views: int = 1  # 2: each image comes in two independently augmented views
+    augment: Literal["random_resized_crop"] | None = None  # None: as the recipe says
+    noise: int = 0  # uniform random numbers that come with each image
+
+
+@dataclass(frozen=True)
+class BufferPlan:
+    """How a rehearsal method wants images of old tasks kept. A rehearsal-free method has no plan, and no buffer."""
+
+    size: int  # images
+    policy: Literal["reservoir", "balanced"]
+    fill: Literal["before", "after"] = "after"  # a task's images are offered before it is learned, or after
+    notes: bool = False  # whether the method's `note` of an image is kept with it
 
 
 @dataclass
@@ -48,11 +77,21 @@ class Batch:
     frozen: Tensor | None = None  # frozen features of exactly these images
     query: Tensor | None = None  # frozen features that stand for these images when keys are trained or matched
     task: Tensor | None = None  # true task of each image: given to nobody but the oracle
+    make_second: Callable[[], Tensor] | None = None  # the other view, for phases with two
+    replay: tuple[Batch, ...] = ()  # batches from the buffer
+    noted: Tensor | None = None  # of images from the buffer: (batch, columns), NaN where there was no column yet
+    noise: Tensor | None = None  # (batch, phase.noise) uniform in [0, 1)
 
     @cached_property
     def images(self) -> Tensor:
         """The images themselves."""
         return self.make_images()
+
+    @cached_property
+    def second(self) -> Tensor:
+        """The images in another view."""
+        assert self.make_second is not None
+        return self.make_second()
 
 
 @dataclass(frozen=True)
@@ -93,12 +132,41 @@ class Method(nn.Module, ABC):
     Config: ClassVar[type[MethodConfig]]
     summary: ClassVar[str]
     selections: ClassVar[tuple[Selection, ...]] = ()  # ways to pick an E-Prompt; empty if there is none to pick
-    uses_frozen: ClassVar[bool] = True  # whether known frozen features of an image spare it a pass
+    joint: ClassVar[bool] = False  # may train on every task's images at once: the upper bound, no continual learner
+    # Whether `loss` and `predict` only queue work on the device: no value is read back, no shape depends on one.
+    capturable: ClassVar[bool] = True
 
     def __init__(self, config: MethodConfig, backbone: VisionTransformer) -> None:
         super().__init__()
         self.config = config
         self.backbone = backbone
+        backbone.requires_grad_(self.trains_backbone)
+
+    @property
+    def trains_backbone(self) -> bool:
+        """Whether the backbone's weights are trained; a prompt-based method keeps them frozen."""
+        return False
+
+    @property
+    def uses_frozen(self) -> bool:
+        """Whether known frozen features of an image spare it a pass."""
+        return not self.trains_backbone
+
+    @property
+    def buffer(self) -> BufferPlan | None:
+        """How images of old tasks are kept; None for a rehearsal-free method, which then sees none."""
+        return None
+
+    def phases(self, task: TaskView) -> Sequence[Phase]:
+        """Return the stretches of training of a task, in order; none for a method without gradient steps."""
+        return (Phase(),)
+
+    def begin_phase(self, phase: Phase, task: TaskView) -> None:
+        """Prepare for a phase: choose what trains. Called again when a run is resumed inside the phase."""
+
+    def note(self, batch: Batch) -> Tensor:
+        """Return what is kept with each image that enters the buffer, (batch, columns)."""
+        raise NotImplementedError
 
     @abstractmethod
     def begin_task(self, task: TaskView) -> None:
@@ -121,7 +189,8 @@ class Method(nn.Module, ABC):
 
     def parameters_report(self) -> dict[str, Any]:
         """Return the counts of what was trained so far."""
-        trained = sum(value.numel() for value in self.state().values())
+        kept = self.state()
+        trained = sum(p.numel() for name, p in self.named_parameters() if name in kept)
         backbone = sum(parameter.numel() for parameter in self.backbone.parameters())
         return Parameters(trained, self.additional(), backbone).report()
 
@@ -130,8 +199,9 @@ class Method(nn.Module, ABC):
         return {name: p for name, p in self.named_parameters() if p.requires_grad}
 
     def state(self) -> dict[str, Tensor]:
-        """Return everything that was trained, by name: all parameters but the frozen backbone's."""
-        return {name: p.detach() for name, p in self.named_parameters() if not name.startswith("backbone.")}
+        """Return everything that learning has made, by name: all parameters and buffers but a frozen backbone's."""
+        mine = self.state_dict().items()
+        return {name: v.detach() for name, v in mine if self.trains_backbone or not name.startswith("backbone.")}
 
     @abstractmethod
     def load_state(self, state: dict[str, Tensor]) -> None:
@@ -149,6 +219,11 @@ def numbered(state: dict[str, Tensor], prefix: str) -> list[Tensor]:
     pattern = re.compile(re.escape(prefix) + r"\.(\d+)$")
     found = {int(m.group(1)): value for name, value in state.items() if (m := pattern.match(name))}
     return [found[index] for index in sorted(found)]
+
+
+def below(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of a state whose names begin with `prefix`, without it."""
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
 
 
 METHODS: Registry[type[Method]] = Registry("method", "dualprompt.methods")

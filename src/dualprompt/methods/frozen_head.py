@@ -15,6 +15,7 @@ from dualprompt.methods.base import (
     Prediction,
     Selection,
     TaskView,
+    below,
     numbered,
 )
 from dualprompt.methods.heads import GrowingHead
@@ -49,7 +50,9 @@ class FrozenHead(Method):
         self.head.grow(task.classes, train_old=not self.masked)
 
     def features(self, batch: Batch) -> Tensor:
-        """Return the frozen features of the batch's own images."""
+        """Return the features of the batch's own images: known ones where the backbone is frozen."""
+        if self.trains_backbone:
+            return self.backbone(batch.images)
         if batch.frozen is not None:
             return batch.frozen
         with torch.no_grad():
@@ -67,10 +70,12 @@ class FrozenHead(Method):
 
     @torch.no_grad()
     def predict(self, batch: Batch, selection: Selection | None = None) -> Prediction:
-        """Classify from the frozen feature."""
+        """Classify from the feature."""
         self.check_selection(selection)
         return Prediction(self.head.predict(self.features(batch)))
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Take over the head's rows."""
+        """Take over the head's rows, and the backbone where it is trained."""
         self.head.restore(numbered(state, "head.weight"), numbered(state, "head.bias"), train_old=not self.masked)
+        if self.trains_backbone:
+            self.backbone.load_state_dict(below("backbone.", state))

@@ -49,16 +49,22 @@ class GrowingHead(nn.Module):
     def newest(self, features: Tensor) -> Tensor:
         """Return the logits of the newest task's classes, (batch, classes of that task)."""
         self._joined = None
-        return F.linear(features.float(), self.weight[-1], self.bias[-1])
+        return _linear(features, self.weight[-1], self.bias[-1])
 
     def all(self, features: Tensor) -> Tensor:
         """Return the logits of every class seen so far, with gradients, (batch, classes)."""
         self._joined = None
-        return F.linear(features.float(), torch.cat(list(self.weight)), torch.cat(list(self.bias)))
+        return _linear(features, torch.cat(list(self.weight)), torch.cat(list(self.bias)))
 
     def predict(self, features: Tensor) -> Tensor:
         """Return the logits of every class seen so far, without gradients; the joined rows are kept."""
         with torch.no_grad():
             if self._joined is None:
                 self._joined = torch.cat(list(self.weight)), torch.cat(list(self.bias))
-            return F.linear(features.float(), *self._joined)
+            return _linear(features, *self._joined)
+
+
+def _linear(features: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """A classifier stays in fp32 whatever the backbone computes in."""
+    with torch.autocast(features.device.type, enabled=False):
+        return F.linear(features.float(), weight, bias)

@@ -23,7 +23,12 @@ from dualprompt.files import digest, disk_errors, read_json, write_json
 from dualprompt.training.checkpoint import Checkpoints
 
 # Carrying a run out elsewhere or saving it more often does not change what it is.
-CIRCUMSTANCES = {"device", "devices", "nodes", "checkpoint"}
+CIRCUMSTANCES = {"device", "devices", "nodes", "checkpoint", "compile"}
+# Options that came later: at these values a run is what it was before they existed, and keeps its identity.
+ADDED: dict[str, dict[str, Any]] = {
+    "train": {"optimiser": "adam", "schedule": "constant", "weight_decay": 0.0},
+    "method": {"head": "linear", "matching": "key"},
+}
 VERSIONS = ("torch", "numpy", "pillow", "safetensors", "lightning-fabric", "scikit-learn", "matplotlib")
 
 
@@ -44,6 +49,8 @@ class Identity:
 def config_digest(config: RunConfig) -> str:
     """Return the hash of everything in a config that decides the result."""
     values = config.model_dump(mode="json", exclude=CIRCUMSTANCES)
+    for section, fields in ADDED.items():
+        values[section] = {k: v for k, v in values[section].items() if k not in fields or v != fields[k]}
     return digest(values)
 
 

@@ -1,0 +1,63 @@
+"""What every method has that trains the whole backbone, and the plainest of them: FT-seq."""
+
+from __future__ import annotations
+
+import copy
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from dualprompt.methods.base import METHODS, Batch, MethodConfig
+from dualprompt.methods.frozen_head import FrozenHead
+
+
+class FineTuneConfig(MethodConfig):
+    """Options of methods that fine-tune; with `train_backbone: false` only the head is trained."""
+
+    name: str = "ft-seq"
+    training_logits: Literal["masked", "unmasked"] = "unmasked"
+    train_backbone: bool = Field(default=True, description="train every weight, or only the head")
+
+
+class FineTune(FrozenHead):
+    """A backbone and a growing linear head, both trained."""
+
+    config: FineTuneConfig
+
+    @property
+    def trains_backbone(self) -> bool:
+        """As configured."""
+        return self.config.train_backbone
+
+    def snapshot(self) -> Snapshot:
+        """Return a frozen copy of the model as it is now."""
+        return Snapshot(self)
+
+
+class Snapshot:
+    """A model as it was. It is no part of the method's state: it is made anew from the state before the task."""
+
+    def __init__(self, method: FineTune) -> None:
+        self.frozen_features = method.features
+        self.backbone = copy.deepcopy(method.backbone).freeze() if method.trains_backbone else None
+        self.head = copy.deepcopy(method.head).requires_grad_(False)
+
+    @torch.no_grad()
+    def features(self, batch: Batch) -> Tensor:
+        """Return the features that the model gave, (batch, dim)."""
+        return self.frozen_features(batch) if self.backbone is None else self.backbone(batch.images)
+
+    @torch.no_grad()
+    def logits(self, batch: Batch) -> Tensor:
+        """Return the logits that the model gave, over the classes it knew."""
+        return self.head.predict(self.features(batch))
+
+
+@METHODS.register("ft-seq")
+class FineTuneSequential(FineTune):
+    """Fine-tuning task after task without any measure against forgetting: the lower bound."""
+
+    Config = FineTuneConfig
+    summary = "fine-tunes everything, task after task: the lower bound"
