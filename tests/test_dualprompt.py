@@ -17,7 +17,7 @@ from dualprompt.config import RunConfig
 from dualprompt.data.stream import Subset
 from dualprompt.data.views import View
 from dualprompt.errors import DualPromptError
-from dualprompt.methods.base import METHODS, Batch, TaskView, method_config
+from dualprompt.methods.base import METHODS, Batch, Phase, TaskView, method_config
 from dualprompt.methods.dualprompt import DualPrompt, DualPromptConfig
 from dualprompt.methods.frozen_head import FrozenHead, FrozenHeadConfig
 from dualprompt.prompts.bank import match_loss
@@ -153,8 +153,9 @@ def learn(method: DualPrompt, feed: Feed, subset: Subset, index: int, epochs: in
     method.begin_task(view)
     optimiser = make_optimiser(method.trainable(), feed.config.train)
     for epoch in range(epochs):
-        for share in feed.training(subset, index, epoch):
-            loss = method.loss(share.batch)
+        course = feed.course(subset, index, Phase())
+        for share in course.epoch(epoch):
+            loss = method.loss(course.batch(share.inputs))
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
@@ -177,8 +178,12 @@ def test_accuracy_is_the_same_at_any_batch_size_and_in_any_order(fabric: Fabric,
     assert [score.images for score in scores[0]] == [37] * 3
 
     def labels(size: int) -> Tensor:
-        batches = [batch for task, s in enumerate(tiny.subsets()) for batch in tiny.feed(size).judging(s, task, True)]
-        return torch.cat([method.predict(batch, selection).logits.argmax(dim=1) for batch in batches])
+        feed, found = tiny.feed(size), []
+        for task, subset in enumerate(tiny.subsets()):
+            for inputs in feed.judging(subset):
+                batch = feed.batch(subset.images, inputs | {"task": torch.full_like(inputs["labels"], task)})
+                found.append(method.predict(batch, selection).logits.argmax(dim=1))
+        return torch.cat(found)
 
     assert torch.equal(labels(1), labels(128))
     assert torch.equal(labels(7), labels(128))
@@ -202,7 +207,8 @@ def test_images_of_different_sizes_are_judged_alike_at_any_batch_size(fabric: Fa
     tiny = Tiny(fabric, method)
 
     def logits(size: int) -> Tensor:
-        batches = tiny.feed(size, interpolation).judging(subset, 0, oracle=False)
+        feed = tiny.feed(size, interpolation)
+        batches = [feed.batch(subset.images, inputs) for inputs in feed.judging(subset)]
         return torch.cat([method.predict(batch).logits for batch in batches])
 
     together = logits(128)

@@ -19,6 +19,7 @@ from dualprompt.progress import speaks
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from dualprompt.studies.sheet import Sheet
     from dualprompt.training.run import Run
 
 EXAMPLES = """\
@@ -29,6 +30,8 @@ examples:
   dualprompt run mini --train.epochs 10 --method.e_layers 3,4,5 --method.prompting pro-t
   dualprompt resume runs/cifar                             continue after a kill, to the same result
   dualprompt eval runs/cifar --selection query,batch_vote,oracle
+  dualprompt table main --benchmark mini --seeds 3         every method, beside the paper's numbers
+  dualprompt sweep mini --methods dualprompt,frozen-head   learning rates, on validation images
   dualprompt list methods
   dualprompt bench --quick
   dualprompt data get cifar100
@@ -81,11 +84,11 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     options, unknown = build_parser().parse_known_args(rest)
     if unknown:
         flags = [flag for flag in unknown if flag.startswith("-")]
-        if not flags or options.do is not do_run:
+        if not flags or options.do not in (do_run, do_sweep, do_table):
             raise DualPromptError(f"unknown argument '{unknown[0]}'; see dualprompt --help")
-        raise DualPromptError(f"unknown option '{flags[0]}'; {nearest_option(flags[0])}")
-    if overrides and options.do is not do_run:
-        raise DualPromptError(f"'--{next(iter(overrides))}' only goes with `dualprompt run`")
+        raise DualPromptError(f"unknown option '{flags[0]}'; {nearest_option(flags[0], options.command)}")
+    if overrides and options.do not in (do_run, do_sweep, do_table):
+        raise DualPromptError(f"'--{next(iter(overrides))}' only goes with `dualprompt run`, `sweep` and `table`")
     options.overrides = overrides
     return options
 
@@ -122,8 +125,8 @@ def read_value(text: str) -> Any:
     return value
 
 
-def nearest_option(flag: str) -> str:
-    """Return a phrase that helps someone who mistyped a flag of `run` or left out its group."""
+def nearest_option(flag: str, command: str) -> str:
+    """Return a phrase that helps someone who mistyped a flag of a command or left out its group."""
     from dualprompt.config import RunConfig, Strict
     from dualprompt.methods.base import METHODS
 
@@ -133,14 +136,14 @@ def nearest_option(flag: str) -> str:
     configs += [("method", METHODS[method].Config) for method in METHODS.names()]
     dotted = list(dict.fromkeys(f"{key}.{part}" for key, config in configs for part in config.model_fields))
     close = [option for option in dotted if option.endswith(f".{name}")]
-    return f"did you mean '--{close[0]}'?" if close else nearest(name, [*run_flags(), *dotted])
+    return f"did you mean '--{close[0]}'?" if close else nearest(name, [*flags_of(command), *dotted])
 
 
-def run_flags() -> list[str]:
-    """Return the undotted options of `run`."""
+def flags_of(command: str) -> list[str]:
+    """Return the undotted options of a command."""
     commands = next(a for a in build_parser()._actions if isinstance(a, argparse._SubParsersAction))
     return [
-        flag[2:] for action in commands.choices["run"]._actions for flag in action.option_strings if flag[:2] == "--"
+        flag[2:] for action in commands.choices[command]._actions for flag in action.option_strings if flag[:2] == "--"
     ]
 
 
@@ -165,7 +168,7 @@ def build_parser() -> Parser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-        sub.set_defaults(do=do)
+        sub.set_defaults(do=do, command=name)
         sub.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
         return sub
 
@@ -193,6 +196,32 @@ def build_parser() -> Parser:
 
     show = command("show", do_show, "show the tables and pictures of a run")
     show.add_argument("run", type=Path)
+
+    table = command(
+        "table", do_table, "run or reuse every run of one of the paper's tables, and print it", TABLE_EXAMPLES
+    )
+    table.add_argument("which", choices=("main",), help="main: Table 1, and the same for any other benchmark")
+    table.add_argument("--benchmark", default="split-cifar100", help="a preset or a YAML file (default: %(default)s)")
+    table.add_argument("--methods", help="with commas; NAME:OPTION=VALUE sets an option (default: every method)")
+    table.add_argument("--seeds", type=int, default=5, help="how many seeds, counted up from 0 (default: %(default)s)")
+    table.add_argument("--buffers", help="buffer sizes of rehearsal methods, with commas (default: the paper's)")
+    table.add_argument(
+        "--format", choices=("text", "markdown", "latex", "csv"), help="default: by --out's name, or text"
+    )
+    table.add_argument("--out", type=Path, help="also write the table to this file")
+    add_store(table)
+
+    sweep = command("sweep", do_sweep, "choose the hyper-parameters of methods on validation images", SWEEP_EXAMPLES)
+    sweep.add_argument("preset", help="a preset (`dualprompt list presets`) or a YAML file")
+    sweep.add_argument("--methods", required=True, help="with commas")
+    sweep.add_argument(
+        "--grid", action="append", default=[], help="OPTION=VALUE,VALUE,…; may be repeated (default: each method's own)"
+    )
+    sweep.add_argument("--budget", type=int, help="configurations a method, the first of its grid (default: 4 or all)")
+    sweep.add_argument("--buffer", type=int, help="images that rehearsal methods keep (default: the recipe's)")
+    sweep.add_argument("--seed", type=int, help="the one seed (default: 0)")
+    sweep.add_argument("--out", type=Path, help="folder for sweep.md and sweep.json (default: RUNS/sweep-PRESET)")
+    add_store(sweep)
 
     listing = command("list", do_list, "list what there is")
     listing.add_argument("what", choices=("methods", "benchmarks", "backbones", "presets"))
@@ -223,6 +252,38 @@ def add_devices(command: Parser) -> None:
     command.add_argument("--devices", type=int, help="processes a machine, one device each")
     command.add_argument("--nodes", type=int, help="machines")
 
+
+def add_store(command: Parser) -> None:
+    """Add the options of commands that run many runs or reuse them."""
+    command.add_argument("--recipe", help="one of the preset's recipes (`dualprompt list presets`)")
+    command.add_argument("--backbone", help="embedded, a known name, a hub id, or a weights file")
+    command.add_argument("--runs", type=Path, help="folder that holds the runs (default: $DUALPROMPT_RUNS or runs)")
+    command.add_argument(
+        "--jobs", type=int, default=1, help="runs at a time, each in a process of its own (default: 1)"
+    )
+    command.add_argument("--device", help=DEVICE)
+    command.add_argument("--precision", help=PRECISION)
+
+
+TABLE_EXAMPLES = """\
+Finished runs are reused, interrupted ones continued, failed ones tried again: give the same command once more.
+Dotted options as for `dualprompt run` go to every method.
+
+examples:
+  dualprompt table main --benchmark mini --methods dualprompt,frozen-head --seeds 3
+  dualprompt table main --backbone embedded --recipe tuned --seeds 3 --buffers 1000,5000 --jobs 2
+  dualprompt table main --benchmark 5-datasets --methods dualprompt,dualprompt:keys=mean --out table.tex
+"""
+
+SWEEP_EXAMPLES = """\
+Every method is given the same number of configurations, and judged on images held out of its training images
+(--benchmark.validation 0.2). The test images are never read. Dotted options as for `dualprompt run` go to every method.
+
+examples:
+  dualprompt sweep mini --methods dualprompt,frozen-head
+  dualprompt sweep mini --methods frozen-head --grid train.lr=1e-3,5e-3 --grid train.epochs=2,5 --budget 4
+  dualprompt sweep split-cifar100 --backbone embedded --recipe tuned --methods dualprompt --jobs 2 --json
+"""
 
 RUN_EXAMPLES = """\
 Every key of the config can be set with a dotted option: --train.epochs 10 --method.g_layers 1,2
@@ -258,6 +319,7 @@ def do_run(options: argparse.Namespace) -> None:
     """Learn a benchmark."""
     from dualprompt.config import compose
     from dualprompt.console import Terminal
+    from dualprompt.files import runs_root
     from dualprompt.training import group
 
     if options.seeds < 1:
@@ -277,7 +339,7 @@ def do_run(options: argparse.Namespace) -> None:
     first = compose(options.preset, options.recipe, overrides)
     configs = [first.model_copy(update={"seed": first.seed + n}) for n in range(options.seeds)]
     name = f"{Path(options.preset).stem}-{first.method['name']}-{time.strftime('%Y%m%d-%H%M%S')}"
-    out = options.out or Path("runs") / name
+    out = options.out or runs_root() / name
     with Terminal() as terminal:
         runs = group.start(group.plan(configs, baseline=not options.no_baseline), out, terminal)
     conclude(options, runs)
@@ -395,6 +457,105 @@ def refuse_other_folders(folder: Path) -> None:
 def do_show(options: argparse.Namespace) -> None:
     """Show a finished run."""
     conclude(options, runs_in(options.run))
+
+
+def do_table(options: argparse.Namespace) -> None:
+    """Print one of the paper's tables, running what it lacks."""
+    from dualprompt.console import Terminal
+    from dualprompt.files import runs_root, write_text
+    from dualprompt.studies import main_table, store
+    from dualprompt.studies.sheet import as_csv, as_latex, as_markdown, as_rich
+    from dualprompt.studies.tables import text
+
+    methods = names(options.methods) or main_table.default_methods()
+    overrides = many_overrides(options)
+    lines = main_table.lines(options.benchmark, options.recipe, methods, sizes(options.buffers), overrides)
+    with Terminal() as terminal:
+        root = options.runs or runs_root()
+        rows = main_table.rows(options.benchmark, lines, options.seeds, root, terminal, options.jobs)
+    sheet = main_table.sheet(rows)
+    suffix = options.out.suffix if options.out else ""
+    form = options.format or {".md": "markdown", ".tex": "latex", ".csv": "csv"}.get(suffix, "text")
+    written = {
+        "text": lambda: text(as_rich(sheet)),
+        "markdown": lambda: as_markdown(sheet),
+        "latex": lambda: as_latex(sheet),
+        "csv": lambda: as_csv([row.values() for row in rows]),
+    }[form]()
+    if options.out:
+        write_text(options.out, written)
+    shown = fitting_sheet(sheet) if form == "text" else written.rstrip("\n")
+    emit(options, main_table.combined(rows), shown)
+    store.complain([each for row in rows for each in row.obtained])
+
+
+def do_sweep(options: argparse.Namespace) -> None:
+    """Choose the hyper-parameters of methods."""
+    from dualprompt.console import Terminal
+    from dualprompt.files import runs_root, write_json, write_text
+    from dualprompt.studies import store, sweep
+    from dualprompt.studies.sheet import as_markdown
+
+    grid = dict(read_axis(text) for text in options.grid)
+    overrides = many_overrides(options) | ({} if options.seed is None else {"seed": options.seed})
+    methods = names(options.methods)
+    search = sweep.Sweep(options.preset, options.recipe, methods, grid, options.budget, overrides, options.buffer)
+    root = options.runs or runs_root()
+    with Terminal() as terminal:
+        tries = search.run(root, terminal, options.jobs)
+    sheet, lines = search.sheet(tries), sweep.preset_lines(sweep.winners(tries))
+    value = search.combined(tries)
+    folder = options.out or root / f"sweep-{Path(options.preset).stem}"
+    write_text(folder / "sweep.md", f"{as_markdown(sheet)}\n```yaml\n{lines}\n```\n")
+    write_json(folder / "sweep.json", value)
+    recipe = str(value["recipe"]).removesuffix(", changed")
+    told = f"also in {folder / 'sweep.md'} and sweep.json; the winners, to put below recipes.{recipe}:\n{lines}"
+    emit(options, value, fitting_sheet(sheet), told)
+    store.complain([each.obtained for each in tries])
+
+
+def many_overrides(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the overrides of a command that runs several methods."""
+    if "method.name" in options.overrides:
+        raise DualPromptError("choose methods with --methods, not --method.name")
+    flags = {"backbone.name": options.backbone, "device": options.device, "precision": options.precision}
+    return options.overrides | {key: value for key, value in flags.items() if value is not None}
+
+
+def names(text: str | None) -> list[str]:
+    """Read names with commas between them, each once."""
+    return list(dict.fromkeys(part.strip() for part in (text or "").split(",") if part.strip()))
+
+
+def sizes(text: str | None) -> list[int]:
+    """Read buffer sizes with commas between them."""
+    try:
+        found = [int(part) for part in names(text)]
+    except ValueError:
+        raise DualPromptError(f"--buffers takes numbers of images as 1000,5000, found '{text}'") from None
+    if any(size < 1 for size in found):
+        raise DualPromptError(f"--buffers takes sizes of at least 1, found '{text}'; leave out methods that rehearse")
+    return found
+
+
+def read_axis(text: str) -> tuple[str, tuple[Any, ...]]:
+    """Read OPTION=VALUE,VALUE,…"""
+    key, equals, values = text.partition("=")
+    if not equals or not values:
+        raise DualPromptError(f"--grid takes OPTION=VALUE,VALUE, as train.lr=1e-4,5e-5; found '{text}'")
+    found = read_value(values)
+    return key.strip(), tuple(found) if isinstance(found, list) else (found,)
+
+
+def fitting_sheet(sheet: Sheet) -> Table:
+    """Return a table, without its lesser columns where the terminal is too narrow for them."""
+    from rich.console import Console
+
+    from dualprompt.studies.sheet import as_rich
+    from dualprompt.studies.tables import wide
+
+    console, table = Console(), as_rich(sheet)
+    return as_rich(sheet, brief=True) if console.is_terminal and wide(table) > console.width else table
 
 
 def do_list(options: argparse.Namespace) -> None:

@@ -18,6 +18,7 @@ class Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
+BUFFER_SIZE = "method.buffer_size"  # the option of every rehearsal method
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -215,9 +216,12 @@ def compose(preset: str, recipe: str | None, overrides: dict[str, Any]) -> RunCo
     name = above.get("method", {}).get("name", usual)
     if not isinstance(name, str):
         raise DualPromptError(f"bad value for 'method.name': it takes the name of a method (found {name!r})")
-    values["method"] = {"name": name, **_mapping(preset, f"methods.{name}", options.get(name, {}))}
+    method = {"name": name, **_mapping(preset, f"methods.{name}", options.get(name, {}))}
     if name == usual:
-        values["method"] |= own
+        method |= own
+    # The recipe's training values are for every method; a method may bring its own.
+    train = _mapping(preset, f"methods.{name}.train", method.pop("train", {}))
+    values = merge(values, {"method": method} | ({"train": train} if train else {}))
     return parse(RunConfig, merge(values, above))
 
 
@@ -228,8 +232,11 @@ def _mapping(preset: str, key: str, value: Any) -> dict[str, Any]:
 
 
 def changes_recipe(dotted: str) -> bool:
-    """Return whether an override changes what a recipe says, so that a run must not carry its name alone."""
-    return dotted.split(".")[0] in ("train", "evaluate", "method") and dotted != "method.name"
+    """Return whether an override changes what a recipe says, so that a run must not carry its name alone.
+
+    How many images may be kept is a condition of the comparison, as the benchmark is.
+    """
+    return dotted.split(".")[0] in ("train", "evaluate", "method") and dotted not in ("method.name", BUFFER_SIZE)
 
 
 def nested(dotted: str, value: Any) -> dict[str, Any]:

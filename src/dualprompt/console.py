@@ -25,7 +25,7 @@ class _Rate(ProgressColumn):
             return decimal(int(value)) if unit == "B" else f"{value:,.0f}"
 
         total = f"/{show(task.total)}" if task.total is not None else ""
-        rate = f" {show(task.speed)}/s" if task.speed else ""
+        rate = f" {show(task.speed)}/s" if task.speed and task.speed >= 1 else ""  # slower work says so in words
         return Text(f"{show(task.completed)}{total} {'' if unit == 'B' else unit}{rate}", style="cyan")
 
 

@@ -99,3 +99,8 @@ def cache_root() -> Path:
 def data_root() -> Path:
     """Return the folder that holds datasets: `$DUALPROMPT_DATA` or `data` in the cache folder."""
     return Path(os.environ.get("DUALPROMPT_DATA", cache_root() / "data")).expanduser()
+
+
+def runs_root() -> Path:
+    """Return the folder that holds runs: `$DUALPROMPT_RUNS` or `runs` in the current directory."""
+    return Path(os.environ.get("DUALPROMPT_RUNS", "runs")).expanduser()

@@ -62,19 +62,24 @@ def random_flips(count: int, generator: torch.Generator) -> Tensor:
     return torch.rand(count, generator=generator) < 0.5
 
 
+def untouched(boxes: Tensor, side: int) -> bool:
+    """Return whether every box is the top left `side` × `side` pixels, which need no resampling."""
+    return bool((boxes == boxes.new_tensor([0, 0, side, side])).all())
+
+
 def resample(
-    canvas: Canvas, boxes: Tensor, side: int, flips: Tensor | None = None, interpolation: str = "bilinear"
+    canvas: Canvas, boxes: Tensor | None, side: int, flips: Tensor | None = None, interpolation: str = "bilinear"
 ) -> Tensor:
     """Return (batch, 3, side, side) floats in [0, 1]: each image's box, resampled to the output.
 
     It is what cutting the box out and resizing it with Pillow gives ("bilinear" or "bicubic", antialiased where it
     shrinks), but for its rounding to bytes. A box that ends inside a pixel has the whole pixel, and no pixel that
-    the box does not touch is used.
+    the box does not touch is used. Without boxes the top left pixels are taken as they are, see `untouched`.
     """
     pixels, device = canvas.pixels, canvas.pixels.device
     batch, height, width, channels = pixels.shape
-    if flips is None and bool((boxes == boxes.new_tensor([0, 0, side, side])).all()):
-        return pixels[:, :side, :side].permute(0, 3, 1, 2).float() / 255  # nothing to resample
+    if boxes is None:
+        return pixels[:, :side, :side].permute(0, 3, 1, 2).float() / 255
     boxes, shapes = boxes.to(device), canvas.shapes.to(device)
     down = _weights(boxes[:, 0:1], boxes[:, 2:3], shapes[:, 0:1], side, height, interpolation)
     across = _weights(boxes[:, 1:2], boxes[:, 3:4], shapes[:, 1:2], side, width, interpolation)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -42,8 +43,33 @@ class Images:
         shapes = torch.tensor([[height, width]]).expand(count, 2).contiguous()
         return cls(torch.from_numpy(np.ascontiguousarray(pixels)).reshape(-1), shapes)
 
+    @classmethod
+    def concat(cls, parts: Sequence[Images]) -> Images:
+        """Return copies of the images of all parts, one part after another."""
+        flat = torch.cat([torch.empty(0, dtype=torch.uint8), *(part.flat for part in parts)])
+        return cls(flat, torch.cat([torch.empty(0, 2, dtype=torch.int64), *(part.shapes for part in parts)]))
+
     def __len__(self) -> int:
         return len(self.shapes)
+
+    def select(self, indices: Tensor) -> Images:
+        """Return copies of the images at `indices`, in that order."""
+        shapes = self.shapes[indices]
+        if self._uniform is not None:
+            return Images(self._uniform[indices].reshape(-1), shapes)
+        starts, sizes = self.offsets[indices].tolist(), (shapes.prod(dim=1) * 3).tolist()
+        pieces = [self.flat[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+        return Images(torch.cat([self.flat[:0], *pieces]), shapes)
+
+    @property
+    def uniform(self) -> Tensor | None:
+        """All pixels, (images, height, width, 3), if all sizes agree."""
+        return self._uniform
+
+    @property
+    def canvas_bytes(self) -> int:
+        """How much all images would take on canvases of equal size."""
+        return len(self) * 3 * int(self.shapes.amax(dim=0).prod()) if len(self) else 0
 
     def gather(self, indices: Tensor) -> Canvas:
         """Return the images at `indices`, in that order."""

@@ -30,6 +30,7 @@ class Subset:
     images: Images
     indices: Tensor  # (size,) int64, into images
     labels: Tensor  # (size,) int64, classes as the stream numbers them
+    notes: Tensor | None = None  # (size, columns) what a method keeps with images in its buffer
 
     def __len__(self) -> int:
         return len(self.indices)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,6 +16,7 @@ from dualprompt.data.augment import (
     random_boxes,
     random_flips,
     resample,
+    untouched,
     whole_boxes,
 )
 from dualprompt.data.cache import Store
@@ -46,12 +48,16 @@ class View:
 
     def fixed(self, canvas: Canvas) -> Tensor:
         """Return the view of evaluation, normalised."""
-        boxes = whole_boxes(canvas.shapes) if self.test == "resize" else centre_boxes(canvas.shapes)
-        return self._show(canvas, boxes, None)
+        return self.show(canvas, self.fixed_boxes(canvas.shapes))
 
     def training(self, canvas: Canvas, draws: tuple[Tensor, Tensor] | None) -> Tensor:
         """Return the view of training; `draws` are the boxes and flips that `draw` made for these images."""
-        return self.fixed(canvas) if draws is None else self._show(canvas, *draws)
+        return self.fixed(canvas) if draws is None else self.show(canvas, *draws)
+
+    def fixed_boxes(self, shapes: Tensor) -> Tensor | None:
+        """Return the boxes of the view of evaluation; None if the pixels are taken as they are."""
+        boxes = whole_boxes(shapes) if self.test == "resize" else centre_boxes(shapes)
+        return None if untouched(boxes, self.side) else boxes
 
     def draw(self, shapes: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor] | None:
         """Draw the boxes and flips of a whole batch, or None when training is not augmented."""
@@ -59,7 +65,12 @@ class View:
             return None
         return random_boxes(shapes, generator), random_flips(len(shapes), generator)
 
-    def _show(self, canvas: Canvas, boxes: Tensor, flips: Tensor | None) -> Tensor:
+    def show(self, canvas: Canvas, boxes: Tensor | None, flips: Tensor | None = None) -> Tensor:
+        """Return the boxes of images, normalised; on a GPU this only queues work."""
         images = resample(canvas, boxes, self.side, flips, self.interpolation)
-        mean, std = (torch.tensor(values, device=images.device) for values in (self.mean, self.std))
-        return normalise(images, mean, std)
+        return normalise(images, *_normalisation(self.mean, self.std, images.device))
+
+
+@functools.cache
+def _normalisation(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    return torch.tensor(mean, device=device), torch.tensor(std, device=device)

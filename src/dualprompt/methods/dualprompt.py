@@ -5,14 +5,17 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from pydantic import Field, field_validator
 from torch import Tensor
 
 from dualprompt.backbones.vit import VisionTransformer
-from dualprompt.methods.base import METHODS, Batch, MethodConfig, Prediction, Selection, TaskView, numbered
-from dualprompt.methods.frozen_head import FrozenHead
+from dualprompt.methods.base import METHODS, Batch, MethodConfig, Prediction, Selection, TaskView, below, numbered
+from dualprompt.methods.prompted import Prompted
+from dualprompt.methods.ridge import Ridge
+from dualprompt.methods.statistics import ClassGaussians, GaussianMatching, KeyMatching, generator_for, realign
 from dualprompt.prompts.attach import LengthCounts, PrefixAt, Prompting
-from dualprompt.prompts.bank import Init, PromptBank, check_layers, match_loss, mean_key, paper_count, vote
+from dualprompt.prompts.bank import Init, PromptBank, check_layers, match_loss, mean_key, one_layer, paper_count, vote
 
 
 class DualPromptConfig(MethodConfig):
@@ -32,14 +35,25 @@ class DualPromptConfig(MethodConfig):
     match_weight: float = Field(default=1.0, ge=0, description="λ")
     selection: Selection = Field(default="query", description="how test images pick an E-Prompt")
 
-    @field_validator("g_layers", "e_layers", mode="before")
-    @classmethod
-    def _one_layer(cls, value: Any) -> Any:
-        return (value,) if type(value) is int else () if value is None else value
+    head: Literal["linear", "ridge", "gaussian"] = Field(
+        default="linear",
+        description="classifier as trained, or after each task solved by ridge regression, or re-aligned on Gaussians",
+    )
+    ridge_strength: float | None = Field(
+        default=None, gt=0, description="λ of head: ridge (default: chosen on a fifth of each task)"
+    )
+    align_steps: int = Field(default=300, ge=1, description="Adam steps of head: gaussian after each task")
+    align_lr: float = Field(default=0.01, gt=0, description="their learning rate")
+    matching: Literal["key", "keys", "gaussian"] = Field(
+        default="key", description="test images find their task by its key, several keys, or its classes' statistics"
+    )
+    keys_per_task: int = Field(default=5, ge=1, description="number of keys of matching: keys")
+
+    _one_layer = field_validator("g_layers", "e_layers", mode="before")(one_layer)
 
 
 @METHODS.register("dualprompt")
-class DualPrompt(FrozenHead):
+class DualPrompt(Prompted):
     """The paper's method. Its classifier and that of the baseline are one and the same."""
 
     Config = DualPromptConfig
@@ -63,8 +77,16 @@ class DualPrompt(FrozenHead):
             prefix_at=config.prefix_at,
             length_counts=config.length_counts,
         )
-        # Layers before the first prompted one give the same tokens to the query and to the prompted pass.
         self.shared_layers = min((*config.g_layers, *config.e_layers), default=1) - 1
+        dim = backbone.config.dim
+        if config.head == "ridge":
+            self.ridge = Ridge(dim + 1, _with_one)
+        elif config.head == "gaussian":
+            self.gaussians = ClassGaussians()
+        self.matching = None
+        if config.matching != "key":
+            several = config.matching == "keys"
+            self.matching = KeyMatching(dim, config.keys_per_task) if several else GaussianMatching(dim)
 
     def begin_task(self, task: TaskView) -> None:
         """Draw the G-Prompt (first task), grow the bank and the head by one task."""
@@ -82,30 +104,54 @@ class DualPrompt(FrozenHead):
 
     def loss(self, batch: Batch) -> Tensor:
         """Return the cross-entropy of the prompted pass plus λ times the match loss of the current key."""
-        with torch.no_grad():
-            tokens = self.backbone.stem(batch.images, self.shared_layers)
+        tokens = self.tokens(batch)
         features = self.backbone.rest(tokens, self.shared_layers, self.bank.training_prompts())
         loss = self.classification_loss(features, batch.labels)
         key = self.bank.task_key[-1]
         if not key.requires_grad:
             return loss
-        query = batch.query if batch.query is not None else self._query(tokens)
-        return loss + self.config.match_weight * match_loss(query.float(), key)
+        return loss + self.config.match_weight * match_loss(self.query(batch, tokens), key)
 
     @torch.no_grad()
-    def _query(self, tokens: Tensor) -> Tensor:
-        return self.backbone.rest(tokens, self.shared_layers)
-
     def end_task(self, task: TaskView) -> None:
-        """Set the key in closed form, if asked to."""
+        """Make what comes after the last step in closed form or from statistics: key, matching, head; as configured."""
         if self.config.keys == "mean":
             self.bank.set_key(mean_key(task.queries().float()))
+        labels = task.labels - task.first_class
+        if self.matching is not None:
+            self.matching.add(task.queries().float(), labels, task.classes, generator_for(task, "matching"))
+        if self.config.head != "linear":
+            self._settle_head(self._own_features(task), labels, task)
+
+    def _own_features(self, task: TaskView) -> Tensor:
+        """Return the features of the newest task's images with its own E-Prompt, (images, dim)."""
+        prompts = self.bank.training_prompts()
+        return torch.cat(
+            [self.backbone.rest(self.tokens(batch), self.shared_layers, prompts).float() for batch in task.batches()]
+        )
+
+    def _settle_head(self, features: Tensor, labels: Tensor, task: TaskView) -> None:
+        generator = generator_for(task, "head")
+        if self.config.head == "ridge":
+            solved = self.ridge.add(features, labels, task.classes, self.config.ridge_strength, generator)
+            weights, biases = [rows[:, :-1] for rows in solved], [rows[:, -1] for rows in solved]
+        else:
+            self.gaussians.add(features, labels, task.classes)
+            weights, biases = realign(
+                list(self.head.weight),
+                list(self.head.bias),
+                self.gaussians,
+                generator,
+                self.config.align_steps,
+                self.config.align_lr,
+            )
+        self.head.restore(weights, biases, train_old=not self.masked)
 
     @torch.no_grad()
     def predict(self, batch: Batch, selection: Selection | None = None) -> Prediction:
         """Pick an E-Prompt for each image, then classify; images with different picks share one pass."""
         self.check_selection(selection)
-        tokens = self.backbone.stem(batch.images, self.shared_layers)
+        tokens = self.tokens(batch)
         selected = self._select(selection or self.config.selection, batch, tokens)
         features = self.backbone.rest(tokens, self.shared_layers, self.bank.prompts_for(selected))
         return Prediction(self.head.predict(features), selected)
@@ -115,8 +161,9 @@ class DualPrompt(FrozenHead):
             if batch.task is None:
                 raise ValueError("selection 'oracle' needs the true task of each image")
             return batch.task
-        query = batch.query if batch.query is not None else self._query(tokens)
-        selected = self.bank.similarities(query.float()).argmax(dim=1)
+        query = self.query(batch, tokens)
+        matching = self.matching
+        selected = self.bank.similarities(query).argmax(dim=1) if matching is None else matching.match(query)
         return vote(selected) if selection == "batch_vote" else selected
 
     def additional(self) -> int:
@@ -135,3 +182,11 @@ class DualPrompt(FrozenHead):
         self.bank.g_prompt.data.copy_(state["bank.g_prompt"])
         self.bank.restore(numbered(state, "bank.e_prompt"), numbered(state, "bank.task_key"))
         self._choose_trainable()
+        for name in ("ridge", "gaussians", "matching"):
+            if (statistics := getattr(self, name, None)) is not None:
+                statistics.restore(below(f"{name}.", state))
+
+
+def _with_one(features: Tensor) -> Tensor:
+    """Append a 1, whose weight is the bias."""
+    return F.pad(features, (0, 1), value=1.0)

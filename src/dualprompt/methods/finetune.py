@@ -6,6 +6,7 @@ import copy
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
@@ -24,11 +25,10 @@ class FineTuneConfig(MethodConfig):
 class FineTune(FrozenHead):
     """A backbone and a growing linear head, both trained."""
 
-    config: FineTuneConfig
-
     @property
     def trains_backbone(self) -> bool:
         """As configured."""
+        assert isinstance(self.config, FineTuneConfig)
         return self.config.train_backbone
 
     def snapshot(self) -> Snapshot:
@@ -53,6 +53,16 @@ class Snapshot:
     def logits(self, batch: Batch) -> Tensor:
         """Return the logits that the model gave, over the classes it knew."""
         return self.head.predict(self.features(batch))
+
+
+def distillation(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    """Return the mean KL divergence between softened distributions, times T².
+
+    The square keeps the gradients' size independent of T (Hinton et al., 2015).
+    """
+    log_student = F.log_softmax(student.float() / temperature, dim=1)
+    log_teacher = F.log_softmax(teacher.float() / temperature, dim=1)
+    return temperature**2 * F.kl_div(log_student, log_teacher, reduction="batchmean", log_target=True)
 
 
 @METHODS.register("ft-seq")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -39,6 +39,11 @@ def vote(selected: Tensor) -> Tensor:
 def paper_count(g_layers: int, e_layers: int, g_length: int, e_length: int, dim: int, tasks: int) -> int:
     """Return the paper's number of prompt and key parameters, which counts `length` rows a layer for Pre-T too."""
     return dim * (g_layers * g_length + tasks * (e_layers * e_length + 1))
+
+
+def one_layer(value: Any) -> Any:
+    """Let a config name a single layer by its number, and none by null."""
+    return (value,) if type(value) is int else () if value is None else value
 
 
 def check_layers(name: str, layers: Sequence[int], depth: int) -> None:
@@ -84,11 +89,11 @@ class PromptBank(nn.Module):
 
     def begin(self, generator: torch.Generator, init: Init) -> None:
         """Draw the G-Prompt, before the first task."""
-        self.g_prompt.data.copy_(_draw(self.g_shape, generator, init))
+        self.g_prompt.data.copy_(draw(self.g_shape, generator, init))
 
     def grow(self, generator: torch.Generator, init: Init, from_previous: bool) -> None:
         """Add an E-Prompt and a key; everything older stops training, so that it stays bit-identical."""
-        e_prompt, key = _draw(self.e_shape, generator, init), _draw((self.dim,), generator, init)
+        e_prompt, key = draw(self.e_shape, generator, init), draw((self.dim,), generator, init)
         if from_previous and self.tasks:
             e_prompt = self.e_prompt[-1].detach().clone()
         self._append(e_prompt, key)
@@ -143,6 +148,7 @@ class PromptBank(nn.Module):
         return attach(g, e, self.prompting, self.prefix_at)
 
 
-def _draw(shape: tuple[int, ...], generator: torch.Generator, init: Init) -> Tensor:
+def draw(shape: tuple[int, ...], generator: torch.Generator, init: Init) -> Tensor:
+    """Return the values with which prompts and keys begin."""
     values = torch.rand(shape, generator=generator)
     return values * 0.01 if init == "uniform" else values * 2 - 1

@@ -16,6 +16,7 @@ from rich.table import Table
 from dualprompt.metrics import mean_and_deviation
 
 Result = dict[str, Any]
+ABSENT = "–"
 METRICS = (
     ("average_accuracy", "A (%)"),
     ("forgetting", "F (%)"),
@@ -68,11 +69,20 @@ def headline(results: Sequence[Result], brief: bool = False) -> Table:
 
 
 def _mean(group: Sequence[Result], key: str) -> str:
-    values = [result[key] for result in group if result[key] is not None]
-    if not values:
-        return "–"
-    mean, deviation = mean_and_deviation(values)
-    return f"{mean:.2f} ± {deviation:.2f}" if len(values) > 1 else f"{mean:.2f}"
+    return over_seeds([result[key] for result in group])
+
+
+def over_seeds(values: Sequence[float | None]) -> str:
+    """Return mean ± standard deviation of the numbers that there are; a single one stands alone."""
+    numbers = [value for value in values if value is not None]
+    if not numbers:
+        return ABSENT
+    return plus_minus(*mean_and_deviation(numbers)) if len(numbers) > 1 else f"{numbers[0]:.2f}"
+
+
+def plus_minus(mean: float, deviation: float) -> str:
+    """Return how tables write a mean and its standard deviation."""
+    return f"{mean:.2f} ± {deviation:.2f}"
 
 
 def accuracy_matrix(result: Result) -> Table:

@@ -17,6 +17,7 @@ from dualprompt.errors import DualPromptError
 from dualprompt.files import atomic
 
 State = dict[str, Tensor]
+BUFFER = "buffer/"  # what the names of the rehearsal buffer's tensors begin with
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Position:
     """Where a run stands: the next step to do, and what was measured before it."""
 
     task: int = 0
+    phase: int = 0
     epoch: int = 0
     step: int = 0
     log_bytes: int = 0  # length of metrics.jsonl at this moment; what a killed run wrote after it is cut off
@@ -69,6 +71,16 @@ def read(path: Path) -> tuple[State, dict[str, Any]]:
         raise DualPromptError(
             f"checkpoint {path} cannot be read ({error}); delete it to continue from the one before"
         ) from None
+
+
+def of_method(state: State) -> State:
+    """Return a checkpoint's tensors without those of the rehearsal buffer."""
+    return {name: value for name, value in state.items() if not name.startswith(BUFFER)}
+
+
+def of_buffer(state: State) -> State:
+    """Return the rehearsal buffer's tensors of a checkpoint."""
+    return _below(BUFFER, state)
 
 
 def changed(state: State, before: State) -> State:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from dualprompt.data.images import Images
 from dualprompt.data.stream import Subset
 from dualprompt.methods.base import Method, Selection
 from dualprompt.metrics import summarise
 from dualprompt.progress import SILENT, Progress
-from dualprompt.training.checkpoint import read
-from dualprompt.training.distributed import total
+from dualprompt.training.checkpoint import of_method, read
+from dualprompt.training.distributed import precision, total
 from dualprompt.training.feed import Feed
 from dualprompt.training.run import Run
 from dualprompt.training.setup import Setup
+from dualprompt.training.steps import Inputs, Steps
 
 
 @dataclass(frozen=True)
@@ -52,21 +54,44 @@ def evaluate(
     Every image counts exactly once, remainder batches included, over however many processes.
     """
     method.eval()
-    wants_oracle = (selection or getattr(method.config, "selection", None)) == "oracle"
+    chosen = selection or getattr(method.config, "selection", None)
+    counts = torch.zeros(2, dtype=torch.int64, device=feed.fabric.device)  # classified right, matched right
     scores = []
+    steps: dict[Images, Steps] = {}
     with progress.bar("evaluate", sum(map(len, subsets)), "img") as bar:
         for task, subset in enumerate(subsets):
-            counts = torch.zeros(3, dtype=torch.int64, device=feed.fabric.device)
-            for batch in feed.judging(subset, task, wants_oracle, method.uses_frozen):
-                prediction = method.predict(batch, selection)
-                counts[0] += len(batch.labels)
-                counts[1] += (prediction.logits.argmax(dim=1) == batch.labels).sum()
-                if prediction.selected is not None:
-                    counts[2] += (prediction.selected == task).sum()
-                bar.advance(len(batch.labels) * feed.fabric.world_size)
-            images, correct, matched = total(feed.fabric, counts).tolist()
-            scores.append(Score(images, correct, matched if method.selections else None))
+            images = subset.images
+            if images not in steps:
+                judge = _judge(method, feed, images, chosen, counts)
+                # A vote reads back which task won.
+                capturable = method.capturable and chosen != "batch_vote"
+                steps[images] = Steps(judge, feed.fabric, feed.config.evaluate.batch_size, capturable)
+            counts.zero_()
+            for inputs in feed.judging(subset, method.uses_frozen):
+                labels = inputs["labels"]
+                steps[images](inputs | {"task": torch.full_like(labels, task)})
+                bar.advance(len(labels) * feed.fabric.world_size)
+            correct, matched = total(feed.fabric, counts).tolist()
+            scores.append(Score(len(subset), correct, matched if method.selections else None))
     return scores
+
+
+def _judge(
+    method: Method, feed: Feed, images: Images, selection: Selection | None, counts: Tensor
+) -> Callable[[Inputs], None]:
+    """Return the step that classifies a batch and counts; the true task reaches nobody but the oracle."""
+
+    def judge(inputs: Inputs) -> None:
+        batch = feed.batch(images, inputs)
+        if selection != "oracle":
+            batch.task = None
+        with precision(method, feed.fabric.device):
+            prediction = method.predict(batch, selection)
+        counts[0] += (prediction.logits.argmax(dim=1) == inputs["labels"]).sum()
+        if prediction.selected is not None:
+            counts[1] += (prediction.selected == inputs["task"]).sum()
+
+    return judge
 
 
 def evaluate_again(setup: Setup, run: Run, selection: Selection | None, progress: Progress = SILENT) -> dict[str, Any]:
@@ -76,7 +101,7 @@ def evaluate_again(setup: Setup, run: Run, selection: Selection | None, progress
     state: dict[str, Tensor] = {}
     accuracy, matching = [], []
     for task in range(len(result["accuracy_matrix"])):
-        state |= read(run.checkpoints.task_path(task))[0]
+        state |= of_method(read(run.checkpoints.task_path(task))[0])
         method.load_state(state)
         scores = evaluate(method, setup.feed, setup.judged(task + 1), selection, progress)
         accuracy.append([score.accuracy for score in scores])

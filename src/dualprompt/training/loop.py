@@ -5,27 +5,31 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from dualprompt.config import TrainConfig
-from dualprompt.data.stream import Task
+from dualprompt.data.stream import Subset, Task
 from dualprompt.errors import DualPromptError, InterruptedRunError
 from dualprompt.files import write_json
-from dualprompt.methods.base import TaskView
+from dualprompt.methods.base import Batch, Phase, TaskView
 from dualprompt.metrics import summarise
 from dualprompt.progress import SILENT, Bar, Progress
 from dualprompt.seeds import derive
-from dualprompt.training.checkpoint import Position, State, restore_optimiser
-from dualprompt.training.distributed import distribute, total
+from dualprompt.training.buffer import Buffer
+from dualprompt.training.checkpoint import BUFFER, Position, State, of_buffer, of_method, restore_optimiser
+from dualprompt.training.distributed import distribute, precision, total
 from dualprompt.training.evaluate import evaluate
+from dualprompt.training.feed import Course
+from dualprompt.training.material import material
 from dualprompt.training.run import Run
 from dualprompt.training.setup import Setup
+from dualprompt.training.steps import Inputs, Steps, on_device
 
 
 def train(setup: Setup, run: Run, progress: Progress = SILENT) -> dict[str, Any]:
@@ -41,7 +45,7 @@ def train(setup: Setup, run: Run, progress: Progress = SILENT) -> dict[str, Any]
 
 
 class _Loop:
-    """The state of a run while it runs: method, optimiser, position."""
+    """The state of a run while it runs: method, buffer, position."""
 
     def __init__(self, setup: Setup, run: Run, progress: Progress) -> None:
         self.setup, self.run, self.progress = setup, run, progress
@@ -51,8 +55,11 @@ class _Loop:
         self.position, self.resumed = run.checkpoints.last()
         self.loss = (self.resumed.loss if self.resumed else torch.zeros(())).to(self.fabric.device)
         self.before = self._on_device(run.checkpoints.after_task(self.position.task - 1))
+        self.buffer = Buffer(self.method.buffer, self.config.seed) if self.method.buffer else None
         if self.before:
-            self.method.load_state(self.before)
+            self.method.load_state(of_method(self.before))
+            if self.buffer is not None:
+                self.buffer.load_state({name: value.cpu() for name, value in of_buffer(self.before).items()})
         if self.writes:
             run.cut_log(self.position.log_bytes)
 
@@ -65,83 +72,136 @@ class _Loop:
         return {name: value.to(self.fabric.device) for name, value in state.items()}
 
     def learn(self, task: Task) -> None:
-        """Train one task, judge all seen tasks, and keep both."""
+        """Train one task, phase after phase, judge all seen tasks, and keep both."""
         view = self._view(task)
         self.method.begin_task(view)
-        if self.resumed:
-            self.method.load_state(self.before | self._on_device(self.resumed.method))
-        trainable = self.method.trainable()
-        optimiser = make_optimiser(trainable, self.config.train)
-        if self.resumed:
-            restore_optimiser(optimiser, list(trainable), self.resumed.optimiser)
-        self.resumed = None
-        loss_of = distribute(self.fabric, self.method)
-        started, images = time.monotonic(), 0
-        done = self.position.epoch * len(task.train) + self.position.step * self.config.train.batch_size
-        label = f"task {task.index + 1}/{len(self.setup.stream.tasks)} {task.name}"
-        with self.progress.bar(label, len(task.train) * self.config.train.epochs, "img", done=done) as bar:
-            for epoch in range(self.position.epoch, self.config.train.epochs):
-                images += self._epoch(task, epoch, loss_of, trainable, optimiser, bar)
-        seconds = time.monotonic() - started
-        self.method.end_task(view)
-        self._judge(task, seconds, images)
+        self._offer(task, "before")
+        seconds, images = 0.0, 0
+        phases = self.method.phases(view)
+        for number, phase in enumerate(phases):
+            if number < self.position.phase:
+                continue
+            began = time.monotonic()
+            images += self._phase(task, view, number, phase, alone=len(phases) == 1)
+            seconds += time.monotonic() - began
+        began = time.monotonic()
+        self.method.eval()
+        with precision(self.method, self.fabric.device):
+            self.method.end_task(view)
+        self._offer(task, "after")
+        self._judge(task, seconds + time.monotonic() - began, images)
+
+    def _offer(self, task: Task, moment: str) -> None:
+        """Let the buffer choose from the task's images, where the method has one."""
+        if self.buffer is None or self.buffer.plan.fill != moment:
+            return
+        self.buffer.offer(task.train, task.index, self._note if self.buffer.plan.notes else None)
+
+    @torch.no_grad()
+    def _note(self, subset: Subset) -> torch.Tensor:
+        self.method.eval()
+        feed, notes = self.setup.feed, []
+        for inputs in feed.judging(subset, self.method.uses_frozen, shared=False):
+            with precision(self.method, self.fabric.device):
+                note = self.method.note(feed.batch(subset.images, on_device(inputs, self.fabric.device)))
+            notes.append(note.float().cpu())
+        return torch.cat(notes)
 
     def _view(self, task: Task) -> TaskView:
+        feed = self.setup.feed
+
+        def batches() -> Iterator[Batch]:
+            for inputs in feed.judging(task.train, self.method.uses_frozen, shared=False):
+                yield feed.batch(task.train.images, on_device(inputs, self.fabric.device))
+
         return TaskView(
             index=task.index,
             name=task.name,
             classes=len(task.classes),
             first_class=task.first_class,
             generator=torch.Generator().manual_seed(derive(self.config.seed, "begin", task.index)),
-            queries=lambda: self.setup.feed.features(task.train),
+            queries=lambda: feed.features(task.train),
+            labels=task.train.labels.to(self.fabric.device),
+            batches=batches,
         )
 
-    def _epoch(
-        self,
-        task: Task,
-        epoch: int,
-        loss_of: Any,
-        trainable: dict[str, nn.Parameter],
-        optimiser: Any,
-        bar: Bar,
-    ) -> int:
+    def _phase(self, task: Task, view: TaskView, number: int, phase: Phase, alone: bool) -> int:
+        """Train for the epochs of a phase, from where the run stands; return the images seen."""
+        self.method.begin_phase(phase, view)
+        if self.resumed:
+            trained = {name for name, p in self.method.named_parameters() if p.requires_grad}
+            self.method.load_state(of_method(self.before) | self._on_device(self.resumed.method))
+            for name, parameter in self.method.named_parameters():
+                parameter.requires_grad_(name in trained)
+        trainable = self.method.trainable()
+        optimiser = make_optimiser(trainable, self.config.train, phase.lr_factor, self.fabric.device)
+        if self.resumed:
+            restore_optimiser(optimiser, list(trainable), self.resumed.optimiser)
+        self.resumed = None
+        held = self.buffer.as_subset() if self.buffer is not None else None
+        seen = self.setup.stream.tasks[: task.index + 1]
+        subset = material(self.method, phase, seen, held, self.config.seed)
+        course = self.setup.feed.course(subset, task.index, phase, number, held, self.method.uses_frozen)
+        work = _Work(phase, number, phase.epochs or self.config.train.epochs, course, trainable, optimiser)
+        steps = Steps(self._step(work), self.fabric, self.config.train.batch_size, self.method.capturable)
+        label = f"task {task.index + 1}/{len(self.setup.stream.tasks)} {task.name}{'' if alone else f', {phase.name}'}"
+        done = self.position.epoch * len(subset) + self.position.step * course.size
+        images = 0
+        with self.progress.bar(label, len(subset) * work.epochs, "img", done=done) as bar:
+            for epoch in range(self.position.epoch, work.epochs):
+                images += self._epoch(task, epoch, work, steps, bar)
+        self.position = replace(self.position, phase=number + 1, epoch=0, step=0)
+        return images
+
+    def _step(self, work: _Work) -> Callable[[Inputs], None]:
+        """Return one training step, which only queues work on the device."""
+        loss_of = distribute(self.fabric, self.method)
+        clip, parameters = self.config.train.clip, list(work.trainable.values())
+
+        def step(inputs: Inputs) -> None:
+            weight = inputs.pop("weight")
+            work.optimiser.zero_grad(set_to_none=True)
+            with precision(self.method, self.fabric.device):
+                loss = loss_of(work.course.batch(inputs)) * weight
+            self.fabric.backward(loss)
+            if clip is not None:
+                nn.utils.clip_grad_norm_(parameters, clip)
+            work.optimiser.step()
+            self.loss += total(self.fabric, loss.detach()) / self.fabric.world_size
+
+        return lambda inputs: step(dict(inputs))
+
+    def _epoch(self, task: Task, epoch: int, work: _Work, steps: Steps, bar: Bar) -> int:
         self.method.train()
-        feed, images, names = self.setup.feed, 0, list(trainable)
+        images, count = 0, work.course.steps
         start = self.position.step if epoch == self.position.epoch else 0
-        steps = feed.steps(task.train)
-        for step, share in enumerate(
-            feed.training(task.train, task.index, epoch, start, self.method.uses_frozen), start=start
-        ):
-            loss = loss_of(share.batch)
-            optimiser.zero_grad(set_to_none=True)
-            self.fabric.backward(loss * share.weight)
-            if self.config.train.clip is not None:
-                nn.utils.clip_grad_norm_(trainable.values(), self.config.train.clip)
-            optimiser.step()
-            self.loss += total(self.fabric, loss.detach() * share.weight) / self.fabric.world_size
-            images += len(share.batch.labels)
-            bar.advance(len(share.batch.labels) * self.fabric.world_size)
-            last = step + 1 == steps
-            self.position = replace(self.position, task=task.index, epoch=epoch, step=step + 1)
+        for step, share in enumerate(work.course.epoch(epoch, start), start=start):
+            work.set_rate(self.config.train, (epoch * count + step) / (work.epochs * count))
+            steps(share.inputs | {"weight": torch.tensor(share.weight)})
+            images += share.images
+            bar.advance(share.images * self.fabric.world_size)
+            last = step + 1 == count
+            self.position = replace(self.position, task=task.index, phase=work.number, epoch=epoch, step=step + 1)
             if last:
-                self._end_epoch(task, epoch, steps, bar)
+                self._end_epoch(task, epoch, work, bar)
             stop = self._stop_asked()
             if last or stop or self._due():
-                self._save(optimiser, names)
+                self._save(work)
             if stop:
                 raise self._stopped()
         return images
 
-    def _end_epoch(self, task: Task, epoch: int, steps: int, bar: Bar) -> None:
-        mean = float(self.loss) / steps
+    def _end_epoch(self, task: Task, epoch: int, work: _Work, bar: Bar) -> None:
+        mean = float(self.loss) / work.course.steps
         if not math.isfinite(mean):
             raise DualPromptError(
                 f"the loss of task {task.index + 1}, epoch {epoch + 1} is not finite; lower train.lr or set train.clip"
             )
-        self.loss = torch.zeros_like(self.loss)
+        self.loss.zero_()
         bar.say(f"loss {mean:.3f}")
         if self.writes:
-            self.run.log(event="epoch", task=task.index + 1, epoch=epoch + 1, loss=mean)
+            extra = {} if work.number == 0 else {"phase": work.phase.name}
+            self.run.log(event="epoch", task=task.index + 1, epoch=epoch + 1, loss=mean, **extra)
         self.position = replace(self.position, epoch=epoch + 1, step=0)
 
     def _judge(self, task: Task, seconds: float, images: int) -> None:
@@ -171,8 +231,8 @@ class _Loop:
             matching=[*self.position.matching, matching],
         )
         if self.writes:
-            self.run.checkpoints.save_task(self.position, self.method.state(), self.before)
-        self.before = {name: value.clone() for name, value in self.method.state().items()}
+            self.run.checkpoints.save_task(self.position, self._state(), self.before)
+        self.before = {name: value.clone() for name, value in self._state().items()}
         self.progress.note(_sentence(task, accuracy, matching))
         if self._stop_asked():  # during the evaluation
             raise self._stopped()
@@ -180,12 +240,20 @@ class _Loop:
     def _due(self) -> bool:
         return time.monotonic() - self.saved_at >= self.config.checkpoint.every_seconds
 
-    def _save(self, optimiser: torch.optim.Optimizer, names: list[str]) -> None:
+    def _state(self) -> State:
+        """Return all that the run has made so far: the method's state and the buffer's."""
+        held = self.buffer.state() if self.buffer is not None else {}
+        return self.method.state() | {f"{BUFFER}{name}": value.to(self.fabric.device) for name, value in held.items()}
+
+    def _save(self, work: _Work) -> None:
         self.saved_at = time.monotonic()
         if not self.writes:
             return
         self.position = replace(self.position, log_bytes=self.run.log_bytes())
-        self.run.checkpoints.save_progress(self.position, self.method.state(), self.before, optimiser, names, self.loss)
+        # The buffer changes between phases only, and in a way that the run repeats when it is resumed.
+        self.run.checkpoints.save_progress(
+            self.position, self.method.state(), self.before, work.optimiser, list(work.trainable), self.loss
+        )
 
     def _stop_asked(self) -> bool:
         """Return whether any process was asked to stop; all must leave at the same step."""
@@ -213,6 +281,7 @@ class _Loop:
             "selection": getattr(self.method.config, "selection", None),
             "parameters": self.method.parameters_report(),
             "queries": self._queries(),
+            "buffer": None if self.buffer is None else {"images": len(self.buffer), "bytes": self.buffer.bytes},
             "skipped_images": len(self.setup.stream.bad),
             "run_dir": str(self.run.folder),
         }
@@ -222,14 +291,53 @@ class _Loop:
         return result
 
     def _queries(self) -> str:
+        if not self.method.uses_frozen:
+            return "none: the backbone is trained"
         if self.setup.feed.view.training_is_fixed:
             return "one pass an image, in its only view"
         return f"{self.config.train.query_view} view in training, one pass an image in evaluation"
 
 
-def make_optimiser(trainable: dict[str, nn.Parameter], config: TrainConfig) -> torch.optim.Optimizer:
-    """Return a fresh Adam; each task has its own, so that no momentum of old tasks moves new ones."""
-    return torch.optim.Adam(list(trainable.values()), lr=config.effective_lr, betas=config.betas)
+@dataclass(frozen=True)
+class _Work:
+    """A phase that is being trained."""
+
+    phase: Phase
+    number: int
+    epochs: int
+    course: Course
+    trainable: dict[str, nn.Parameter]
+    optimiser: torch.optim.Optimizer
+
+    def set_rate(self, config: TrainConfig, done: float) -> None:
+        """Set the learning rate for a step, `done` of the phase being behind it."""
+        if config.schedule == "constant":
+            return
+        rate = config.effective_lr * self.phase.lr_factor * (1 + math.cos(math.pi * done)) / 2
+        for group in self.optimiser.param_groups:
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+
+
+def make_optimiser(
+    trainable: dict[str, nn.Parameter],
+    config: TrainConfig,
+    lr_factor: float = 1.0,
+    device: torch.device | None = None,
+) -> torch.optim.Optimizer:
+    """Return a fresh optimiser; each phase has its own, so that no momentum of old tasks moves new ones."""
+    parameters, lr = list(trainable.values()), config.effective_lr * lr_factor
+    on_gpu = device is not None and device.type == "cuda"
+    # On a GPU the learning rate and the step count live there, so that a recorded step can read them.
+    rate = torch.tensor(lr, device=device) if on_gpu else lr
+    if config.optimiser == "sgd":
+        return torch.optim.SGD(parameters, lr=rate, momentum=0.9, weight_decay=config.weight_decay, fused=on_gpu)
+    kind = torch.optim.AdamW if config.weight_decay else torch.optim.Adam
+    return kind(
+        parameters, lr=rate, betas=config.betas, weight_decay=config.weight_decay, fused=on_gpu, capturable=on_gpu
+    )
 
 
 def _sentence(task: Task, accuracy: list[float], matching: list[float]) -> str:

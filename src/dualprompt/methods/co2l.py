@@ -1,0 +1,145 @@
+"""Co²L (Cha et al., 2021): contrastive features that keep their relations, then a balanced linear head."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from dualprompt.backbones.vit import VisionTransformer
+from dualprompt.methods.base import METHODS, Batch, MethodConfig, Phase, TaskView, below
+from dualprompt.methods.rehearsal import Rehearsal, RehearsalConfig
+
+HEAD = "head"
+
+
+class Co2LConfig(RehearsalConfig):
+    """Options of `co2l`."""
+
+    name: str = "co2l"
+    temperature: float = Field(default=0.5, gt=0, description="temperature of the contrastive loss")
+    current_temperature: float = Field(default=0.2, gt=0, description="κ of the relations now")
+    past_temperature: float = Field(default=0.01, gt=0, description="κ* of the relations before the task")
+    distillation_weight: float = Field(default=1.0, ge=0, description="weight of the relation distillation")
+    projection: int = Field(default=128, ge=1, description="dimensions that images are compared in")
+    head_epochs: int | None = Field(default=None, ge=1, description="epochs of the linear head (default: the recipe's)")
+    head_lr_factor: float = Field(default=100.0, gt=0, description="learning rate of the head over the recipe's")
+
+
+@METHODS.register("co2l")
+class Co2L(Rehearsal):
+    """Asymmetric supervised contrast and instance-wise relation distillation (IRD) on a reservoir buffer."""
+
+    Config = Co2LConfig
+    summary = "contrastive features, their relations distilled, and a head trained last; reservoir buffer"
+    config: Co2LConfig
+    past: Past | None = None
+    training_head = False
+
+    def __init__(self, config: MethodConfig, backbone: VisionTransformer) -> None:
+        assert isinstance(config, Co2LConfig)
+        super().__init__(config, backbone)
+        dim = backbone.config.dim
+        self.projector = nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, config.projection))
+
+    def begin_task(self, task: TaskView) -> None:
+        """Draw the projector (first task) or keep a copy of the old model; the head starts at zero again."""
+        if task.index:
+            self.past = Past(self)
+        else:
+            _draw(self.projector, self.backbone.config.dim, task.generator)
+        super().begin_task(task)
+        self.forget_head()  # here, as a run may be resumed inside the phase that trains it
+
+    def phases(self, task: TaskView) -> Sequence[Phase]:
+        """Return the features' phase, in two views, and the head's."""
+        factor, epochs = self.config.head_lr_factor, self.config.head_epochs
+        return (
+            Phase(replay=1, views=2, augment="random_resized_crop"),
+            Phase(name=HEAD, data="task+buffer", balanced=True, epochs=epochs, lr_factor=factor),
+        )
+
+    def begin_phase(self, phase: Phase, task: TaskView) -> None:
+        """Train either backbone and projector or the head."""
+        self.training_head = phase.name == HEAD
+        self.backbone.requires_grad_(self.trains_backbone and not self.training_head)
+        self.projector.requires_grad_(not self.training_head)
+        self.head.requires_grad_(self.training_head)
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Return the contrastive loss plus IRD once there is a past, or the head's cross-entropy."""
+        if self.training_head:
+            return super().loss(batch)
+        parts = (batch, *batch.replay)  # the new images' two views come first
+        views = Batch(
+            make_images=lambda: torch.cat([view for part in parts for view in (part.images, part.second)]),
+            labels=torch.cat([part.labels for part in parts for _ in range(2)]),
+        )
+        similarity = _similarity(self.projector, self.features(views))
+        loss = asymmetric_contrast(similarity, views.labels, 2 * len(batch.labels), self.config.temperature)
+        if self.past is None:
+            return loss
+        kappas = self.config.current_temperature, self.config.past_temperature
+        distilled = relation_distillation(similarity, self.past.similarity(views), *kappas)
+        return loss + self.config.distillation_weight * distilled
+
+    def additional(self) -> int:
+        """Return the size of the projector, which prediction does not need."""
+        return sum(parameter.numel() for parameter in self.projector.parameters())
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Take over backbone, head and projector."""
+        super().load_state(state)
+        self.projector.load_state_dict(below("projector.", state))
+
+
+class Past:
+    """Backbone and projector before the task. No part of the state, so no module of the method."""
+
+    def __init__(self, method: Co2L) -> None:
+        self.model = method.snapshot()
+        self.projector = copy.deepcopy(method.projector).requires_grad_(False)
+
+    def similarity(self, views: Batch) -> Tensor:
+        """Return the similarities that the images had then."""
+        return _similarity(self.projector, self.model.features(views))
+
+
+@torch.no_grad()
+def _draw(projector: nn.Module, dim: int, generator: torch.Generator) -> None:
+    """Draw every number from U(−1/√dim, 1/√dim), torch's own initialisation, but from the generator."""
+    for parameter in projector.parameters():
+        parameter.copy_((2 * torch.rand(parameter.shape, generator=generator) - 1) * dim**-0.5)
+
+
+def _similarity(projector: nn.Module, features: Tensor) -> Tensor:
+    """Return the cosines between all projected images, (images, images), in fp32."""
+    with torch.autocast(features.device.type, enabled=False):
+        directions = F.normalize(projector(features.float()), dim=1)
+        return directions @ directions.T
+
+
+def asymmetric_contrast(similarity: Tensor, labels: Tensor, anchors: int, temperature: float) -> Tensor:
+    """Return the supervised contrastive loss whose anchors are the first `anchors` images only.
+
+    The others, which are old, are compared with but never drawn together: their features keep what they learned.
+    """
+    same = _others(labels[:, None] == labels)[:anchors]
+    log_chance = (_others(similarity)[:anchors] / temperature).log_softmax(dim=1)
+    return -((log_chance * same).sum(dim=1) / same.sum(dim=1)).mean()
+
+
+def relation_distillation(current: Tensor, past: Tensor, kappa: float, past_kappa: float) -> Tensor:
+    """Return the mean cross-entropy of each image's softmax over its similarities to all others, to the past one."""
+    target = (_others(past) / past_kappa).softmax(dim=1)
+    return -(target * (_others(current) / kappa).log_softmax(dim=1)).sum(dim=1).mean()
+
+
+def _others(square: Tensor) -> Tensor:
+    """Return a square matrix without its diagonal, (n, n − 1)."""
+    n = len(square)
+    return square.flatten()[1:].view(n - 1, n + 1)[:, :-1].reshape(n, n - 1)

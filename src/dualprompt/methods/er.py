@@ -1,0 +1,34 @@
+"""ER (Chaudhry et al., 2019): every step also learns from as many images of a reservoir."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from dualprompt.methods.base import METHODS, Batch, Phase, TaskView
+from dualprompt.methods.rehearsal import Rehearsal, RehearsalConfig, join
+
+
+class ERConfig(RehearsalConfig):
+    """Options of `er`."""
+
+    name: str = "er"
+
+
+@METHODS.register("er")
+class ER(Rehearsal):
+    """Experience replay: cross-entropy over all seen classes, of new and of old images alike."""
+
+    Config = ERConfig
+    summary = "fine-tuning on new images and as many from a reservoir buffer"
+    config: ERConfig
+
+    def phases(self, task: TaskView) -> Sequence[Phase]:
+        """Return one phase, with a replay batch at every step."""
+        return (Phase(replay=1),)
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Return the mean cross-entropy of the batch and its replay together."""
+        both = join(batch, *batch.replay)
+        return self.classification_loss(self.features(both), both.labels)

@@ -1,0 +1,80 @@
+"""GDumb (Prabhu et al., 2020): keep a balanced buffer, and learn from nothing else, each time from the start."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from dualprompt.backbones.vit import VisionTransformer
+from dualprompt.methods.base import METHODS, Batch, BufferPlan, MethodConfig, Phase, TaskView
+from dualprompt.methods.rehearsal import Rehearsal, RehearsalConfig
+
+
+class GDumbConfig(RehearsalConfig):
+    """Options of `gdumb`."""
+
+    name: str = "gdumb"
+    cutmix: float = Field(default=0.5, ge=0, le=1, description="probability that an image is mixed with another one")
+    epochs: int | None = Field(default=None, ge=1, description="epochs on the buffer (default: the recipe's)")
+
+
+@METHODS.register("gdumb")
+class GDumb(Rehearsal):
+    """At every task a new model is trained on the greedily balanced buffer, from the pre-trained weights."""
+
+    Config = GDumbConfig
+    summary = "trained anew at every task, on a greedily balanced buffer only"
+    config: GDumbConfig
+
+    def __init__(self, config: MethodConfig, backbone: VisionTransformer) -> None:
+        super().__init__(config, backbone)
+        # No part of the state: whoever builds the method brings the pre-trained weights again.
+        kept = backbone.state_dict() if self.trains_backbone else {}
+        self.pretrained = {name: value.clone() for name, value in kept.items()}
+
+    @property
+    def buffer(self) -> BufferPlan:
+        """Balanced, and filled before training, which sees nothing else."""
+        return BufferPlan(self.config.buffer_size, "balanced", fill="before")
+
+    def phases(self, task: TaskView) -> Sequence[Phase]:
+        """Return one phase on the buffer."""
+        return (Phase(data="buffer", epochs=self.config.epochs, noise=4 if self.config.cutmix else 0),)
+
+    def begin_task(self, task: TaskView) -> None:
+        """Forget everything but how many classes there are."""
+        super().begin_task(task)
+        self.forget_head()
+        if self.trains_backbone:
+            self.backbone.load_state_dict(self.pretrained)
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Return the cross-entropy; that of a mixed image is to both labels, by the area each has."""
+        if not self.config.cutmix:
+            return super().loss(batch)
+        assert batch.noise is not None
+        images, share = cutmix(batch.images, batch.noise, self.config.cutmix)
+        logits = self.head.all(self.features(Batch(lambda: images, batch.labels)))
+        own = F.cross_entropy(logits, batch.labels, reduction="none")
+        other = F.cross_entropy(logits, batch.labels.roll(1), reduction="none")
+        return (share * own + (1 - share) * other).mean()
+
+
+def cutmix(images: Tensor, noise: Tensor, probability: float) -> tuple[Tensor, Tensor]:
+    """Return images with a box of the image before them in the batch, and the share of each that is still its own.
+
+    Batches come in random order, so the one before is any other. `noise` (batch, 4) is uniform in [0, 1): whether
+    to mix, λ, and the box's centre. The box has 1 − λ of the area, less what lies outside the image.
+    """
+    mix, lam, *centre = noise.float().unbind(dim=1)
+    half = (1 - lam).sqrt() / 2
+    inside = []  # (batch, pixels) along each axis
+    for middle, pixels in zip(centre, images.shape[2:], strict=True):
+        pixel = (torch.arange(pixels, device=images.device) + 0.5) / pixels
+        inside.append((pixel - middle[:, None]).abs() < half[:, None])
+    box = inside[0][:, :, None] & inside[1][:, None, :] & (mix < probability)[:, None, None]
+    return torch.where(box[:, None], images.roll(1, dims=0), images), 1 - box.float().mean(dim=(1, 2))

@@ -1,0 +1,50 @@
+"""LwF (Li & Hoiem, 2016): on the new task's images, the old classes' logits stay what the old model says."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from dualprompt.methods.base import METHODS, Batch, Phase, TaskView
+from dualprompt.methods.finetune import FineTune, FineTuneConfig, Snapshot, distillation
+
+
+class LwFConfig(FineTuneConfig):
+    """Options of `lwf`."""
+
+    name: str = "lwf"
+    training_logits: Literal["masked", "unmasked"] = "masked"
+    temperature: float = Field(default=2.0, gt=0, description="T of the distillation")
+    distillation_weight: float = Field(default=1.0, ge=0, description="weight of the distillation")
+
+
+@METHODS.register("lwf")
+class LwF(FineTune):
+    """Fine-tuning that distils the model as it was before the task."""
+
+    Config = LwFConfig
+    summary = "fine-tuning that distils the previous model on the new images"
+    config: LwFConfig
+    old: Snapshot | None = None
+
+    def begin_task(self, task: TaskView) -> None:
+        """Keep a copy of the old model, then add the task's rows to the head."""
+        self.old = self.snapshot() if self.head.classes else None
+        super().begin_task(task)
+
+    def begin_phase(self, phase: Phase, task: TaskView) -> None:
+        """Let the old rows train on: they follow the features, so that their logits stay."""
+        self.head.requires_grad_(True)
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Return the cross-entropy plus the distillation of the old classes."""
+        features = self.features(batch)
+        loss = self.classification_loss(features, batch.labels)
+        if self.old is None:
+            return loss
+        logits = self.head.all(features)[:, : self.head.first_newest]
+        return loss + self.config.distillation_weight * distillation(
+            logits, self.old.logits(batch), self.config.temperature
+        )

@@ -1,0 +1,27 @@
+"""What prompt-based methods share: one frozen backbone, whose pass without prompts is the query."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dualprompt.methods.base import Batch
+from dualprompt.methods.frozen_head import FrozenHead
+
+
+class Prompted(FrozenHead):
+    """A linear head on features that prompts have changed."""
+
+    # Layers before the first prompted one give the same tokens to the query and to the prompted pass.
+    shared_layers: int = 0
+
+    @torch.no_grad()
+    def tokens(self, batch: Batch) -> Tensor:
+        """Return the tokens of the batch's images before the first prompted layer."""
+        return self.backbone.stem(batch.images, self.shared_layers)
+
+    @torch.no_grad()
+    def query(self, batch: Batch, tokens: Tensor) -> Tensor:
+        """Return q(x), known or computed from the tokens, in fp32, (batch, dim)."""
+        query = batch.query if batch.query is not None else self.backbone.rest(tokens, self.shared_layers)
+        return query.float()

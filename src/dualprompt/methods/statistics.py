@@ -1,0 +1,230 @@
+"""What can be kept of a task's features instead of its images: class means, covariances, cluster centres."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dualprompt.methods.base import TaskView, numbered
+from dualprompt.prompts.bank import cosine
+from dualprompt.seeds import derive
+
+
+def generator_for(task: TaskView, purpose: str) -> torch.Generator:
+    """Return a generator for what is random at a task's end, whatever was drawn at its beginning."""
+    return torch.Generator().manual_seed(derive(task.generator.initial_seed(), purpose))
+
+
+def precise(values: Tensor) -> Tensor:
+    """Return the values in float64, which Apple's GPUs lack: theirs come to the CPU."""
+    return (values.cpu() if values.device.type == "mps" else values).double()
+
+
+class TensorList(nn.Module):
+    """Buffers that grow by one a task; they are named by number and keep to the module's device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("_device", torch.empty(0), persistent=False)
+
+    def append(self, values: Tensor) -> None:
+        """Add a tensor, in float32."""
+        mine = values.detach().to(self.get_buffer("_device").device, torch.float32)
+        self.register_buffer(str(len(self)), mine.contiguous())  # laid out as if read from a checkpoint
+
+    def restore(self, values: Sequence[Tensor]) -> None:
+        """Replace all tensors, for instance by those of a checkpoint."""
+        for index in range(len(self)):
+            delattr(self, str(index))
+        for value in values:
+            self.append(value.clone())
+
+    def __len__(self) -> int:
+        return len(self._buffers) - 1
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self.get_buffer(str(index)) for index in range(len(self)))
+
+
+def class_means(features: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """Return the mean of each class's features, (classes, dim); labels count from 0."""
+    sums = features.new_zeros(classes, features.shape[1]).index_add_(0, labels, features)
+    return sums / torch.bincount(labels, minlength=classes).clamp_min(1)[:, None]
+
+
+def within_class(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """Return the class means and the scatter matrix Σ (f − μ_y)(f − μ_y)ᵀ, both in float64."""
+    features, labels = precise(features), labels.to(precise(features).device)
+    means = class_means(features, labels, classes)
+    centred = features - means[labels]
+    return means, centred.T @ centred
+
+
+def shrunk(scatter: Tensor, count: int) -> Tensor:
+    """Return the covariance, shrunk towards a multiple of the identity as far as `count` samples call for.
+
+    This is the oracle approximating shrinkage of Chen et al. (2010), without its terms in 2/dim, as in scikit-learn.
+    It has full rank however few the samples are.
+    """
+    dim = len(scatter)
+    covariance = scatter / max(count, 1)
+    trace, square = covariance.trace(), covariance.square().sum()
+    spread = (count + 1) * (square - trace**2 / dim)
+    share = ((square + trace**2) / spread.clamp_min(1e-30)).clamp(max=1)
+    eye = torch.eye(dim, dtype=covariance.dtype, device=covariance.device)
+    return (1 - share) * covariance + (share * trace / dim + 1e-8) * eye
+
+
+class ClassGaussians(nn.Module):
+    """A Gaussian for each class: a mean of its own, and a covariance that it shares with the classes of its task."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.means = TensorList()  # each (classes of the task, dim)
+        self.roots = TensorList()  # each (dim, dim): R with R Rᵀ the covariance
+
+    def add(self, features: Tensor, labels: Tensor, classes: int) -> None:
+        """Take in a task's features; its labels count from 0."""
+        means, scatter = within_class(features, labels, classes)
+        self.means.append(means)
+        self.roots.append(torch.linalg.cholesky(shrunk(scatter, len(features))))
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Take over the tensors of a checkpoint."""
+        self.means.restore(numbered(state, "means"))
+        self.roots.restore(numbered(state, "roots"))
+
+    def sample(self, a_class: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Draw `a_class` features of every class; return them with their labels, class after class."""
+        drawn = []
+        for means, root in zip(self.means, self.roots, strict=True):
+            noise = torch.randn(len(means), a_class, means.shape[1], generator=generator).to(means.device)
+            drawn.append((means[:, None] + noise @ root.T).flatten(0, 1))
+        features = torch.cat(drawn)
+        return features, torch.arange(len(features) // a_class, device=features.device).repeat_interleave(a_class)
+
+
+def realign(
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    gaussians: ClassGaussians,
+    generator: torch.Generator,
+    steps: int,
+    lr: float,
+    a_class: int = 128,
+    batch: int = 256,
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Return a linear classifier's rows, trained on by Adam with samples of all classes' Gaussians."""
+    features, labels = gaussians.sample(a_class, generator)
+    sizes = [len(bias) for bias in biases]
+    weight, bias = (torch.cat(list(rows)).detach().requires_grad_() for rows in (weights, biases))
+    optimiser = torch.optim.Adam([weight, bias], lr=lr)
+    with torch.enable_grad():
+        for _ in range(steps):
+            rows = torch.randint(len(features), (batch,), generator=generator).to(features.device)
+            loss = F.cross_entropy(F.linear(features[rows], weight, bias), labels[rows])
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+    return list(weight.detach().split(sizes)), list(bias.detach().split(sizes))
+
+
+def spherical_means(points: Tensor, count: int, generator: torch.Generator, rounds: int = 50) -> Tensor:
+    """Return `count` directions that stand for the points, (count, dim): k-means by cosine, from k-means++ seeds."""
+    points = F.normalize(points, dim=1)
+    centres = points[torch.randint(len(points), (1,), generator=generator)]
+    for _ in range(count - 1):
+        far = (1 - cosine(points, centres).amax(dim=1)).clamp_min(1e-9).cpu()  # never all zero, as equal points are
+        centres = torch.cat([centres, points[torch.multinomial(far, 1, generator=generator)]])
+    assigned = torch.empty(0)
+    for _ in range(rounds):
+        before, assigned = assigned, cosine(points, centres).argmax(dim=1)
+        if torch.equal(before, assigned):
+            break
+        sums = torch.zeros_like(centres).index_add_(0, assigned, points)
+        alone = torch.bincount(assigned, minlength=count) == 0  # nobody's nearest: it stays where it is
+        centres = torch.where(alone[:, None], centres, F.normalize(sums, dim=1))
+    return centres
+
+
+class KeyMatching(nn.Module):
+    """Several keys a task, the centres of its queries; an image belongs to the task of the nearest one."""
+
+    joined: Tensor
+
+    def __init__(self, dim: int, keys_per_task: int) -> None:
+        super().__init__()
+        self.keys_per_task = keys_per_task
+        self.keys = TensorList()  # each (keys per task, dim)
+        self.register_buffer("joined", torch.empty(0, dim), persistent=False)  # once a task, so that matching is cheap
+
+    def add(self, queries: Tensor, labels: Tensor, classes: int, generator: torch.Generator) -> None:
+        """Take in a task's queries."""
+        self.keys.append(spherical_means(queries, self.keys_per_task, generator))
+        self.joined = torch.cat(list(self.keys))
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Take over the keys of a checkpoint."""
+        self.keys.restore(numbered(state, "keys"))
+        if len(self.keys):
+            self.joined = torch.cat(list(self.keys))
+
+    def match(self, query: Tensor) -> Tensor:
+        """Return the task of each query, (batch,)."""
+        return cosine(query, self.joined).argmax(dim=1) // self.keys_per_task
+
+
+class GaussianMatching(nn.Module):
+    """A mean for each class and one covariance for all of them; an image belongs to its likeliest class's task."""
+
+    scatter: Tensor
+    count: Tensor
+    weight: Tensor
+    bias: Tensor
+    task_of: Tensor
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.means = TensorList()  # each (classes of the task, dim)
+        self.register_buffer("scatter", torch.zeros(dim, dim))  # within classes, summed over all tasks
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        # Which class is likeliest is a linear question, made once a task.
+        self.register_buffer("weight", torch.empty(0, dim), persistent=False)
+        self.register_buffer("bias", torch.empty(0), persistent=False)
+        self.register_buffer("task_of", torch.empty(0, dtype=torch.int64), persistent=False)
+
+    def add(self, queries: Tensor, labels: Tensor, classes: int, generator: torch.Generator) -> None:
+        """Take in a task's queries; its labels count from 0."""
+        means, scatter = within_class(queries, labels, classes)
+        self.means.append(means)
+        self.scatter += scatter.to(self.scatter)
+        self.count += len(queries)
+        self._prepare()
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Take over the statistics of a checkpoint."""
+        self.means.restore(numbered(state, "means"))
+        self.scatter.copy_(state["scatter"])
+        self.count.copy_(state["count"])
+        if len(self.means):
+            self._prepare()
+
+    def _prepare(self) -> None:
+        means = precise(torch.cat(list(self.means)))
+        # −½ (q − μ)ᵀ Σ⁻¹ (q − μ) without the part that is the same for all classes
+        weight = torch.linalg.solve(shrunk(precise(self.scatter), int(self.count)), means.T).T
+        bias = -(weight * means).sum(dim=1) / 2
+        # A common shift of the weights changes no order; without it the scores are small enough for float32.
+        shift = weight.mean(dim=0)
+        self.weight = (weight - shift).to(self.scatter)
+        self.bias = (bias - bias.mean()).to(self.scatter)
+        sizes = torch.tensor([len(means) for means in self.means])
+        self.task_of = torch.arange(len(sizes)).repeat_interleave(sizes).to(self.scatter.device)
+
+    def match(self, query: Tensor) -> Tensor:
+        """Return the task of each query, (batch,)."""
+        with torch.autocast(query.device.type, enabled=False):
+            return self.task_of[F.linear(query, self.weight, self.bias).argmax(dim=1)]

@@ -1,0 +1,56 @@
+"""Upper bound: i.i.d. training on all tasks seen so far at once, which continual learners are measured against."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from pydantic import field_validator
+
+from dualprompt.backbones.vit import VisionTransformer
+from dualprompt.methods.base import METHODS, MethodConfig, Phase, TaskView
+from dualprompt.methods.finetune import FineTune, FineTuneConfig
+
+
+class UpperBoundConfig(FineTuneConfig):
+    """Options of `upper-bound`."""
+
+    name: str = "upper-bound"
+
+    @field_validator("training_logits")
+    @classmethod
+    def _unmasked(cls, value: Literal["masked", "unmasked"]) -> Literal["masked", "unmasked"]:
+        if value == "masked":
+            raise ValueError("joint training tells all classes apart; use unmasked")
+        return value
+
+
+@METHODS.register("upper-bound")
+class UpperBound(FineTune):
+    """Each task is an occasion to train anew, from the pre-trained weights, on everything up to it.
+
+    So every row of the accuracy matrix is a bound for what a continual learner may have reached by then.
+    """
+
+    Config = UpperBoundConfig
+    summary = "joint training on all tasks seen so far: the upper bound"
+    joint = True
+
+    def __init__(self, config: MethodConfig, backbone: VisionTransformer) -> None:
+        super().__init__(config, backbone)
+        weights = backbone.state_dict() if self.trains_backbone else {}
+        self.pretrained = {name: value.clone() for name, value in weights.items()}
+
+    def phases(self, task: TaskView) -> Sequence[Phase]:
+        """One, on the training images of every task seen so far."""
+        return (Phase(data="everything"),)
+
+    @torch.no_grad()
+    def begin_task(self, task: TaskView) -> None:
+        """Go back to the pre-trained weights and a head of zeros."""
+        if self.pretrained:
+            self.backbone.load_state_dict(self.pretrained)
+        super().begin_task(task)
+        for rows in self.head.parameters():
+            rows.zero_()

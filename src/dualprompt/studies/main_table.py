@@ -1,0 +1,212 @@
+"""The paper's main table: every method on one benchmark, rehearsal methods at each buffer size, over seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dualprompt.config import BUFFER_SIZE, RunConfig, compose, load_preset
+from dualprompt.errors import DualPromptError
+from dualprompt.methods.base import METHODS, method_config
+from dualprompt.metrics import mean_and_deviation
+from dualprompt.progress import SILENT, Progress
+from dualprompt.studies import paper
+from dualprompt.studies.sheet import Column, Sheet
+from dualprompt.studies.store import Obtained, obtain
+from dualprompt.studies.tables import ABSENT, over_seeds, plus_minus
+
+METRICS = ("average_accuracy", "forgetting", "matching_accuracy")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the table: a method, at a buffer size if it rehearses."""
+
+    label: str  # as --methods says it: a method's name, and options of its own where they are not the recipe's
+    buffer: int | None  # None: no rehearsal
+    config: RunConfig  # with the first seed
+
+    @property
+    def method(self) -> str:
+        """The method's name."""
+        return self.config.method["name"]
+
+    @property
+    def joint(self) -> bool:
+        """Whether it trains on all tasks at once, so that forgetting says nothing of it."""
+        return METHODS[self.method].joint
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line and its runs, one for each seed."""
+
+    line: Line
+    obtained: tuple[Obtained, ...]
+    published: paper.Published | None
+
+    @property
+    def finished(self) -> list[Obtained]:
+        """The runs that have a result."""
+        return [each for each in self.obtained if not each.error]
+
+    def numbers(self, key: str) -> list[float]:
+        """Return a metric of every finished run that has it."""
+        if key == "forgetting" and self.line.joint:
+            return []
+        values = [each.run.result()[key] for each in self.finished]
+        return [value for value in values if value is not None]
+
+    def values(self) -> dict[str, Any]:
+        """Return what JSON and CSV say of the line, in full precision."""
+        means = {key: mean_and_deviation(found) if (found := self.numbers(key)) else (None, None) for key in METRICS}
+        first = self.finished[0].run.result() if self.finished else None
+        buffer = (first or {}).get("buffer") or {}
+        published = self.published or (None,) * len(paper.Published._fields)
+        return {
+            "benchmark": self.line.config.benchmark.name,
+            "backbone": self.line.config.backbone.name,
+            "recipe": self.line.config.train.recipe,
+            "method": self.line.label,
+            "buffer_size": self.line.buffer or 0,
+            "seeds": len(self.finished),
+            **{name: value for key in METRICS for name, value in zip((key, f"{key}_std"), means[key], strict=True)},
+            **{f"paper_{name}": value for name, value in zip(paper.Published._fields, published, strict=True)},
+            "buffer_images": buffer.get("images"),
+            "buffer_bytes": buffer.get("bytes"),
+            "additional_parameters": first and first["parameters"]["additional"]["count"],
+            "training_seconds": mean_and_deviation([each.seconds for each in self.finished])[0] if first else None,
+        }
+
+
+def default_methods() -> list[str]:
+    """Return every method: the paper's in its order, then the others, those that train jointly last."""
+    known = sorted(METHODS.names(), key=lambda name: (*paper.ORDER, name).index(name))
+    return sorted(known, key=lambda name: METHODS[name].joint)
+
+
+def lines(
+    preset: str, recipe: str | None, methods: Sequence[str], buffers: Sequence[int], overrides: dict[str, Any]
+) -> list[Line]:
+    """Return the lines of the table, in its order: by buffer size, then without rehearsal, then joint training.
+
+    Without `buffers` the paper's sizes are used, or the recipe's where the paper does not have the benchmark.
+    """
+    if BUFFER_SIZE in overrides:
+        raise DualPromptError(f"give buffer sizes with --buffers, not --{BUFFER_SIZE}: some methods keep no images")
+    sizes: Sequence[int | None] = buffers or paper.buffers(_benchmark(preset)) or [None]
+    found = []
+    for label in methods:
+        name, _, options = label.partition(":")
+        own = overrides | dict(_option(label, option) for option in options.split(":") if option)
+        rehearses = BUFFER_SIZE.removeprefix("method.") in METHODS[name].Config.model_fields
+        for size in sizes if rehearses else [None]:
+            at = {} if size is None else {BUFFER_SIZE: size}
+            try:
+                config = compose(preset, recipe, own | at | {"method.name": name})
+                kept = getattr(method_config(config.method), "buffer_size", None)
+            except DualPromptError as error:
+                raise DualPromptError(f"{label}: {error}") from None
+            found.append(Line(label, kept, config))
+    return sorted(found, key=lambda line: (line.joint, line.buffer is None, line.buffer or 0))
+
+
+def _option(label: str, text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise DualPromptError(f"--methods: write an option as name:option=value, found '{label}'")
+    return f"method.{key}", value
+
+
+def _benchmark(preset: str) -> str:
+    """Return the benchmark's name before anybody renames it, by which the paper's numbers are found."""
+    benchmark = load_preset(preset).get("benchmark")
+    return str(benchmark.get("name")) if isinstance(benchmark, dict) else ""
+
+
+def rows(
+    preset: str, lines: Sequence[Line], seeds: int, root: Path, progress: Progress = SILENT, jobs: int = 1
+) -> list[Row]:
+    """Run or reuse what each line needs. Seed after seed, so that methods share the images of one class order."""
+    if seeds < 1:
+        raise DualPromptError(f"--seeds must be at least 1, found {seeds}")
+    configs = [line.config.model_copy(update={"seed": line.config.seed + n}) for n in range(seeds) for line in lines]
+    found = obtain(configs, root, progress, jobs)
+    published = paper.TABLES.get(_benchmark(preset), {})
+    return [
+        Row(line, tuple(found[number :: len(lines)]), published.get(line.buffer or 0, {}).get(line.label))
+        for number, line in enumerate(lines)
+    ]
+
+
+def sheet(rows: Sequence[Row]) -> Sheet:
+    """Return the table as the paper lays it out, with its own numbers beside ours where it has any."""
+    config, seeds = rows[0].line.config, len(rows[0].obtained)
+    backbone = Path(config.backbone.name).name
+    same = paper.is_its_backbone(config.backbone.name)
+    theirs = [("paper's A (%)", 0), ("paper's F (%)", 2)] if any(row.published for row in rows) else []
+    mark = "" if same else f"\n(other backbone:\n{paper.BACKBONE_TITLE})"
+    columns = (
+        Column("method", right=False),
+        Column("buffer"),
+        Column("A (%)"),
+        Column("F (%)"),
+        *(Column(heading + mark) for heading, _ in theirs),
+        Column("matching (%)", lesser=True),
+        Column("buffer (MB)", lesser=True),
+        Column("additional\nparameters", lesser=True),
+        Column("training (s)", lesser=True),
+    )
+    groups: dict[tuple[bool, int | None], list[tuple[str, ...]]] = {}
+    for row in rows:
+        values, line = row.values(), row.line
+        cells = (
+            line.label if len(row.finished) == seeds else f"{line.label} ({len(row.finished)} of {seeds} seeds)",
+            ABSENT if line.joint else str(line.buffer or 0),
+            over_seeds(row.numbers("average_accuracy")) if row.finished else "failed",
+            over_seeds(row.numbers("forgetting")),
+            *(_published(row.published, place) for _, place in theirs),
+            over_seeds(row.numbers("matching_accuracy")),
+            ABSENT if values["buffer_bytes"] is None else f"{values['buffer_bytes'] / 1e6:.2f}",
+            ABSENT if values["additional_parameters"] is None else f"{values['additional_parameters']:,}",
+            ABSENT if values["training_seconds"] is None else f"{values['training_seconds']:,.1f}",
+        )
+        groups.setdefault((line.joint, line.buffer), []).append(cells)
+    over = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else f"seed {config.seed}"
+    remarks = [over]
+    if theirs and not same:
+        remarks.append(
+            f"the paper's numbers are of another backbone ({paper.BACKBONE_TITLE}): not comparable with {backbone}"
+        )
+    title = f"{config.benchmark.name}, {backbone}, recipe {config.train.recipe}"
+    return Sheet(title, columns, tuple(tuple(group) for group in groups.values()), tuple(remarks))
+
+
+def combined(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return one object for `--json`."""
+    config = rows[0].line.config
+    return {
+        "benchmark": config.benchmark.name,
+        "backbone": config.backbone.name,
+        "paper_backbone": paper.BACKBONE_TITLE,
+        "same_backbone": paper.is_its_backbone(config.backbone.name),
+        "rows": [
+            row.values()
+            | {
+                "seeds": [each.config.seed for each in row.finished],
+                "runs": [str(each.run.folder) for each in row.finished],
+                "errors": [f"{each.name}: {each.error}" for each in row.obtained if each.error],
+            }
+            for row in rows
+        ],
+    }
+
+
+def _published(numbers: paper.Published | None, place: int) -> str:
+    """Return the mean at a place of the paper's numbers, with the deviation that follows it."""
+    if numbers is None:
+        return ABSENT
+    mean, deviation = numbers[place], numbers[place + 1]
+    return ABSENT if mean is None or deviation is None else plus_minus(mean, deviation)

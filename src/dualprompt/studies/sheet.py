@@ -1,0 +1,102 @@
+"""A table of text in several forms: for the terminal, as Markdown and LaTeX; and plain values as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a sheet."""
+
+    heading: str
+    right: bool = True  # numbers stand right, names left
+    lesser: bool = False  # left out where a terminal is too narrow
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A table of text before it is given a form: rows in groups, remarks below."""
+
+    title: str
+    columns: tuple[Column, ...]
+    groups: tuple[tuple[tuple[str, ...], ...], ...]
+    remarks: tuple[str, ...] = ()
+
+
+def as_rich(sheet: Sheet, brief: bool = False) -> Table:
+    """Return a sheet for the terminal, with a rule between groups; `brief` leaves out the lesser columns."""
+    shown = [number for number, column in enumerate(sheet.columns) if not (brief and column.lesser)]
+    table = Table(title=escape(sheet.title), caption=escape("\n".join(sheet.remarks)) or None, caption_justify="left")
+    for number in shown:
+        column = sheet.columns[number]
+        table.add_column(escape(column.heading), justify="right" if column.right else "left", no_wrap=True)
+    for rows in sheet.groups:
+        for row in rows:
+            table.add_row(*(escape(row[number]) for number in shown))
+        table.add_section()
+    return table
+
+
+def as_markdown(sheet: Sheet) -> str:
+    """Return a sheet as GitHub reads it; groups follow each other."""
+
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+    head = [line([column.heading for column in sheet.columns])]
+    head.append(line(["--:" if column.right else "---" for column in sheet.columns]))
+    body = [line(row) for rows in sheet.groups for row in rows]
+    return "\n".join([f"**{sheet.title}**", "", *head, *body, *(f"\n{remark}" for remark in sheet.remarks), ""])
+
+
+LATEX = {
+    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "%": r"\%", "_": r"\_",
+    "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "±": r"$\pm$", "–": "--", "²": "$^2$", "\n": " ",
+}  # fmt: skip
+
+
+def as_latex(sheet: Sheet) -> str:
+    """Return a sheet as a `table` for a paper that loads `booktabs`."""
+
+    def safe(text: str) -> str:
+        return "".join(LATEX.get(character, character) for character in text)
+
+    def line(cells: Sequence[str]) -> str:
+        return " & ".join(map(safe, cells)) + r" \\"
+
+    caption = ". ".join([sheet.title, *(remark[0].upper() + remark[1:] for remark in sheet.remarks)])
+    groups = ["\n".join(line(row) for row in rows) for rows in sheet.groups]
+    return "\n".join(
+        [
+            r"\begin{table}",
+            rf"\caption{{{safe(caption)}.}}",
+            r"\begin{center}",
+            rf"\begin{{tabular}}{{{''.join('r' if column.right else 'l' for column in sheet.columns)}}}",
+            r"\toprule",
+            line([column.heading for column in sheet.columns]),
+            r"\midrule",
+            "\n\\midrule\n".join(groups),
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{center}",
+            r"\end{table}",
+            "",
+        ]
+    )
+
+
+def as_csv(rows: Sequence[dict[str, Any]]) -> str:
+    """Return rows of plain values, which all have the same keys, in full precision."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()

@@ -1,0 +1,286 @@
+"""Many runs below one folder: what is finished is reused, what was interrupted goes on, what is new is run.
+
+A run's folder is named after its method and the hash of its identity (config, images, weights), so the same question
+always finds the same answer, whichever command asks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from dualprompt.backbones import weights
+from dualprompt.backbones.weights import CheckpointInfo
+from dualprompt.config import RunConfig
+from dualprompt.data.stream import build_stream
+from dualprompt.data.views import View
+from dualprompt.errors import DualPromptError, InterruptedRunError
+from dualprompt.files import digest, disk_errors, sweep, write_json
+from dualprompt.progress import SILENT, Bar, Progress
+from dualprompt.training import group
+from dualprompt.training.loop import train
+from dualprompt.training.run import Identity, Run, config_digest
+from dualprompt.training.setup import Setup, prepare
+
+FAILURE = "failure.json"
+OUTPUT = "output.txt"  # what a run in a process of its own says
+BUSY = "another process is carrying it out; wait for that one"
+AGAIN = "nothing is lost, go on with the same command"
+
+
+@dataclass(frozen=True)
+class Obtained:
+    """A run that was asked for, and why it has no result, if it has none."""
+
+    run: Run
+    config: RunConfig
+    error: str | None = None
+
+    @property
+    def name(self) -> str:
+        """What notes and complaints call the run."""
+        return f"{self.run.folder.name} (seed {self.config.seed})"
+
+    @property
+    def seconds(self) -> float:
+        """How long a finished run trained, without evaluation; an interrupted task counts from where it went on."""
+        lines = map(json.loads, self.run.metrics_path.read_text(encoding="utf-8").splitlines())
+        return sum(line["seconds"]["train"] for line in lines if line["event"] == "task")
+
+
+def obtain(configs: Sequence[RunConfig], root: Path, progress: Progress = SILENT, jobs: int = 1) -> list[Obtained]:
+    """Return the run of every config, in their order, having run below `root` what was not finished there.
+
+    With several `jobs`, so many runs are carried out at a time, each in a process of its own. A run that fails is
+    put on record in its folder while the others go on; the next call tries it again.
+    """
+    if jobs < 1:
+        raise DualPromptError(f"--jobs must be at least 1, found {jobs}")
+    identities = _Identities(progress)
+    asked = [_asked(config, root, identities) for config in configs]
+    every = {each.run.folder: each for each in asked}
+    missing = [each for each in every.values() if not each.run.finished]
+    if len(missing) < len(every):
+        progress.note(f"{len(every) - len(missing)} of {len(every)} runs are in {root} already")
+    if missing:
+        with progress.bar("all runs", len(missing), "runs") as bar:
+            tally = _Tally(len(missing), progress, bar)
+            _one_by_one(missing, progress, tally) if jobs == 1 else _side_by_side(missing, jobs, tally)
+        every |= {each.run.folder: each for each in tally.done}
+    return [every[each.run.folder] for each in asked]
+
+
+def complain(found: Sequence[Obtained]) -> None:
+    """Raise an error that names the runs without a result, if there are any."""
+    runs = {each.run.folder: each for each in found}
+    failed = [each for each in runs.values() if each.error]
+    if failed:
+        reasons = "; ".join(f"{each.name}: {each.error}" for each in failed)
+        raise DualPromptError(f"{len(failed)} of {len(runs)} runs failed, the next call tries them again: {reasons}")
+
+
+def _asked(config: RunConfig, root: Path, identities: _Identities) -> Obtained:
+    if config.devices * config.nodes > 1:
+        raise DualPromptError("tables and sweeps give each run one device: set devices and nodes to 1, and use --jobs")
+    resolved = group.plan([config], baseline=False)[0].config
+    identity = asdict(identities.of(resolved))
+    run = Run(root / f"{resolved.method['name']}-{digest(identity)[:12]}")
+    if run.manifest_path.is_file() and run.manifest()["identity"] != identity:
+        raise DualPromptError(f"{run.folder} holds another run than its name says; move it elsewhere")
+    return Obtained(run, resolved)
+
+
+class _Identities:
+    """What decides the result of each of many configs; weights and images that several share are read once."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+        self.weights: dict[str, CheckpointInfo] = {}
+        self.images: dict[str, str] = {}
+
+    def of(self, config: RunConfig) -> Identity:
+        name, order = config.backbone.name, config.benchmark
+        if name not in self.weights:
+            self.weights[name] = weights.read(name, self.progress).info
+        info = self.weights[name]
+        side = config.backbone.input_size or info.input_size
+        view = View(side, info.mean, info.std, info.interpolation, config.evaluate.view, config.train.augment)
+        seed = config.seed if order.class_order == "shuffled" and order.class_order_seed is None else 0
+        key = digest([order.model_dump(mode="json"), seed, asdict(view.store)])
+        if key not in self.images:
+            self.images[key] = build_stream(order, config.seed, view.store, self.progress).fingerprint
+        return Identity(config_digest(config), self.images[key], info.sha256)
+
+
+class _Tally:
+    """Counts finished runs, and says how long the others will take."""
+
+    def __init__(self, total: int, progress: Progress, bar: Bar) -> None:
+        self.total, self.progress, self.bar = total, progress, bar
+        self.done: list[Obtained] = []
+        self.began = time.monotonic()
+
+    def count(self, asked: Obtained, error: str | None, details: str = "") -> None:
+        """Note that a run has come to its end, or why it has not."""
+        record = asked.run.folder / FAILURE
+        if error is None:
+            record.unlink(missing_ok=True)
+            outcome = f"A = {asked.run.result()['average_accuracy']:.2f} %"
+        else:
+            if error != BUSY:  # then the folder is somebody else's
+                moment = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+                write_json(record, {"error": error, "time": moment, "details": details})
+            outcome = f"failed: {error}"
+        self.done.append(Obtained(asked.run, asked.config, error))
+        seconds = (time.monotonic() - self.began) / len(self.done)
+        left = seconds * (self.total - len(self.done))
+        pace = f"{seconds:.0f} s a run" + (f", about {_duration(left)} left" if left else "")
+        self.bar.advance()
+        self.bar.say(pace)
+        self.progress.note(f"[{len(self.done)}/{self.total}] {asked.name}: {outcome} ({pace})")
+
+
+def _duration(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    return f"{seconds:.0f} s" if minutes < 2 else f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"
+
+
+def _one_by_one(missing: Sequence[Obtained], progress: Progress, tally: _Tally) -> None:
+    """Carry runs out in this process, where they share images and frozen features."""
+    setup = None
+    for asked in missing:
+        try:
+            with _held(asked.run.folder):
+                if not asked.run.finished:  # by another process, since we looked
+                    setup = _carry_out(asked, progress, setup)
+        except InterruptedRunError as stop:
+            raise InterruptedRunError(f"{stop}; {AGAIN}") from None
+        except DualPromptError as error:
+            tally.count(asked, str(error))
+        except Exception as error:  # noqa: BLE001 — one run's bug or lack of memory must not cost the others
+            setup = None  # which may hold the memory that was lacking
+            tally.count(asked, _first_line(error), traceback.format_exc())
+        else:
+            tally.count(asked, None)
+
+
+def _carry_out(asked: Obtained, progress: Progress, share: Setup | None) -> Setup:
+    run = asked.run
+    setup = prepare(group.elsewhere_config(run.folder, asked.config, {}), progress, share=share)
+    sweep(run.folder)
+    if run.manifest_path.is_file():
+        run.check_same(setup.identity)
+    else:
+        Run.create(run.folder, asked.config, setup.stream, setup.weights, setup.precision)
+    progress.note(f"{asked.config.method['name']}, seed {asked.config.seed} → {run.folder}")
+    train(setup, run, progress)
+    return setup
+
+
+def _side_by_side(missing: Sequence[Obtained], jobs: int, tally: _Tally) -> None:
+    """Carry runs out in `jobs` processes at a time; when this one is stopped, so are they, and save themselves."""
+    waiting, running = list(missing), []
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_sigterm_interrupts())
+        stack.callback(lambda: _stop(running))
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                asked = waiting.pop(0)
+                try:
+                    running.append(_Child(asked, jobs))
+                except DualPromptError as error:
+                    tally.count(asked, str(error))
+            for child in [child for child in running if child.process.poll() is not None]:
+                running.remove(child)
+                tally.count(child.asked, *child.end())
+            time.sleep(0.02)
+
+
+class _Child:
+    """A run in a process of its own: `dualprompt resume` of a folder where at least the plan is laid down."""
+
+    def __init__(self, asked: Obtained, jobs: int) -> None:
+        self.asked, folder = asked, asked.run.folder
+        command = [sys.executable, "-m", "dualprompt.cli", "resume", str(folder), "--device", asked.config.device]
+        threads = str(max(1, (os.cpu_count() or 1) // jobs))
+        with contextlib.ExitStack() as held, disk_errors(folder):
+            lock = held.enter_context(_held(folder))
+            if not group.is_run(folder):
+                member = {"folder": ".", "config": asked.config.model_dump(mode="json")}
+                write_json(folder / "group.json", {"members": [member]})
+            with (folder / OUTPUT).open("w", encoding="utf-8") as output:
+                self.process = subprocess.Popen(
+                    command,
+                    stdout=output,
+                    stderr=output,
+                    env={"OMP_NUM_THREADS": threads} | os.environ,
+                    start_new_session=True,  # Ctrl-C is for us; we tell the children, once
+                    pass_fds=[lock],  # the folder stays held while anybody works in it
+                )
+            self.held = held.pop_all()
+
+    def end(self) -> tuple[str | None, str]:
+        """Return what went wrong in the ended process, if anything, and all that it said."""
+        self.held.close()
+        said = (self.asked.run.folder / OUTPUT).read_text(encoding="utf-8", errors="replace")
+        if self.process.returncode == 0:
+            return None, said
+        last = said.strip().rpartition("\n")[2].removeprefix("dualprompt: error: ")
+        return last or f"its process ended with code {self.process.returncode}", said
+
+
+def _stop(running: Sequence[_Child]) -> None:
+    """Ask every child to stop, and wait until it has saved itself."""
+    for child in running:
+        child.process.terminate()
+    for child in running:
+        child.process.wait()
+        child.held.close()
+
+
+@contextlib.contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
+    """Turn SIGTERM into the exception that Ctrl-C raises, and both into one line that says how to go on."""
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise InterruptedRunError(f"stopped; {AGAIN}") from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def _held(folder: Path) -> Iterator[int]:
+    """Keep other processes from working on the run in `folder`; yield the lock's descriptor."""
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DualPromptError(BUSY) from None
+        yield lock
+    finally:
+        os.close(lock)
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

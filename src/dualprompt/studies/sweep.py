@@ -1,0 +1,211 @@
+"""The hyper-parameters of every method, chosen on validation images with the same number of tries for each."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dualprompt.config import BUFFER_SIZE, RunConfig, compose, merge, nested
+from dualprompt.errors import DualPromptError
+from dualprompt.methods.base import METHODS, method_config
+from dualprompt.progress import SILENT, Progress
+from dualprompt.studies.sheet import Column, Sheet
+from dualprompt.studies.store import Obtained, obtain
+from dualprompt.studies.tables import ABSENT
+
+BUDGET = 4
+VALIDATION = 0.2
+Grid = dict[str, tuple[Any, ...]]  # dotted option → values
+
+
+@dataclass(frozen=True)
+class Try:
+    """One configuration of one method, and what came of it."""
+
+    method: str
+    values: dict[str, Any]
+    obtained: Obtained
+    best: bool = False
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        """The numbers of the run, if it has not failed."""
+        return None if self.obtained.error else self.obtained.run.result()
+
+    def row(self) -> dict[str, Any]:
+        """Return what JSON says of the try."""
+        result = self.result or {}
+        return {
+            "method": self.method,
+            "values": self.values,
+            "average_accuracy": result.get("average_accuracy"),
+            "forgetting": None if METHODS[self.method].joint else result.get("forgetting"),
+            "seconds": self.obtained.seconds if result else None,
+            "best": self.best,
+            "error": self.obtained.error,
+            "run_dir": str(self.obtained.run.folder),
+        }
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What to search: a preset's recipe, for some methods, over a grid that is given or each method's own."""
+
+    preset: str
+    recipe: str | None
+    methods: Sequence[str]
+    grid: Grid
+    budget: int | None  # None: as many as every grid has, up to BUDGET
+    overrides: dict[str, Any]
+    buffer: int | None = None  # images that rehearsal methods keep
+
+    def configs(self) -> dict[str, list[tuple[dict[str, Any], RunConfig]]]:
+        """Return the values and the config of every try, by method; whatever is wrong with one shows here."""
+        if self.overrides.get("benchmark.evaluate_on", "validation") != "validation":
+            raise DualPromptError(
+                "a sweep is judged on validation images only; leave benchmark.evaluate_on out, "
+                "and test the winner with `dualprompt run` or `dualprompt table`"
+            )
+        grids = {name: _points(self.grid or own_grid(name, self._compose(name, {}))) for name in self.methods}
+        smallest = min(grids, key=lambda name: len(grids[name]))
+        most = len(grids[smallest])
+        if self.budget is not None and not 1 <= self.budget <= most:
+            raise DualPromptError(
+                f"--budget must be 1 to {most}, for the grid of '{smallest}' has {most} configurations, "
+                f"found {self.budget}"
+            )
+        count = self.budget or min(BUDGET, most)
+        return {name: [self._try(name, point) for point in grid[:count]] for name, grid in grids.items()}
+
+    def _try(self, method: str, point: dict[str, Any]) -> tuple[dict[str, Any], RunConfig]:
+        config = self._compose(method, point)
+        resolved = config.model_dump(mode="json") | {"method": method_config(config.method).model_dump(mode="json")}
+        return {key: _value(resolved, key) for key in point}, config
+
+    def _compose(self, method: str, point: dict[str, Any]) -> RunConfig:
+        held_out = {"benchmark.validation": VALIDATION, "benchmark.evaluate_on": "validation"}
+        rehearses = BUFFER_SIZE.removeprefix("method.") in METHODS[method].Config.model_fields
+        buffer = {BUFFER_SIZE: self.buffer} if rehearses and self.buffer is not None else {}
+        overrides = held_out | buffer | self.overrides | point | {"method.name": method}
+        try:
+            config = compose(self.preset, self.recipe, overrides)
+            method_config(config.method)
+        except DualPromptError as error:
+            raise DualPromptError(f"{method}: {error}") from None
+        return config
+
+    def run(self, root: Path, progress: Progress = SILENT, jobs: int = 1) -> list[Try]:
+        """Run or reuse every try; the best of each method is marked."""
+        planned = [(name, *each) for name, tries in self.configs().items() for each in tries]
+        found = obtain([config for _, _, config in planned], root, progress, jobs)
+        tries = [Try(name, values, got) for (name, values, _), got in zip(planned, found, strict=True)]
+        best = [min((t for t in tries if t.method == name), key=_rank) for name in dict.fromkeys(self.methods)]
+        return [Try(t.method, t.values, t.obtained, t in best and t.result is not None) for t in tries]
+
+    def about(self, tries: Sequence[Try]) -> dict[str, Any]:
+        """Return what was searched, in plain values."""
+        config = tries[0].obtained.config
+        return {
+            "benchmark": config.benchmark.name,
+            "backbone": config.backbone.name,
+            "recipe": self._compose(tries[0].method, {}).train.recipe,
+            "seed": config.seed,
+            "judged_on": config.benchmark.evaluate_on,
+            "validation": config.benchmark.validation,
+            "budget": len(tries) // len(self.methods),
+            "buffer_size": self.buffer,
+        }
+
+    def combined(self, tries: Sequence[Try]) -> dict[str, Any]:
+        """Return one object for `--json`."""
+        return self.about(tries) | {"tries": [tried.row() for tried in tries], "methods": winners(tries)}
+
+    def sheet(self, tries: Sequence[Try]) -> Sheet:
+        """Return the table of the sweep, a group for each method."""
+        groups: dict[str, list[tuple[str, ...]]] = {}
+        for tried in tries:
+            row = tried.row()
+            values = ", ".join(f"{key.removeprefix('method.')} {_short(value)}" for key, value in tried.values.items())
+            accuracy = "failed" if tried.obtained.error else _number(row["average_accuracy"], 2)
+            numbers = (accuracy, _number(row["forgetting"], 2), _number(row["seconds"], 1))
+            cells = (tried.method, values, *numbers, "best" if tried.best else "")
+            groups.setdefault(tried.method, []).append(cells)
+        about = self.about(tries)
+        backbone = Path(about["backbone"]).name
+        kept = f"; rehearsal methods keep {self.buffer} images" if self.buffer is not None else ""
+        return Sheet(
+            f"sweep of {about['benchmark']}, {backbone}, recipe {about['recipe']}, seed {about['seed']}",
+            (
+                Column("method", right=False),
+                Column("values", right=False),
+                Column("A (%)"),
+                Column("F (%)"),
+                Column("training (s)", lesser=True),
+                Column("", right=False),
+            ),
+            tuple(tuple(rows) for rows in groups.values()),
+            (
+                f"judged on {about['validation']:.0%} of the training images, held out; "
+                f"{about['budget']} configurations a method{kept}",
+            ),
+        )
+
+
+def own_grid(method: str, config: RunConfig) -> Grid:
+    """Return the grid that a method brings, or else learning rates around the config's."""
+    lr = config.train.lr
+    return getattr(METHODS[method], "grid", {}) or {"train.lr": (lr / 4, lr / 2, lr, lr * 2)}
+
+
+def _points(grid: Grid) -> list[dict[str, Any]]:
+    """Return every configuration of a grid; its first option changes first, so that a small budget covers it."""
+    for key in grid:
+        if key.split(".")[0] not in ("train", "method") or key.count(".") != 1 or key == "method.name":
+            raise DualPromptError(f"--grid takes options of train and method, as train.lr=1e-4,5e-5; found '{key}'")
+        if not grid[key]:
+            raise DualPromptError(f"--grid {key} has no values")
+    backwards = itertools.product(*reversed(grid.values()))
+    return [dict(zip(grid, reversed(values), strict=True)) for values in backwards]
+
+
+def _value(config: dict[str, Any], dotted: str) -> Any:
+    section, key = dotted.split(".")
+    return config[section][key]
+
+
+def _rank(tried: Try) -> tuple[float, float]:
+    """Highest accuracy first, then least forgetting; a failed try is last."""
+    result = tried.result
+    return (-result["average_accuracy"], result["forgetting"]) if result else (float("inf"), 0)
+
+
+def winners(tries: Sequence[Try]) -> dict[str, Any]:
+    """Return what a recipe would say under `methods:` to make the best try of each method its own."""
+    methods: dict[str, Any] = {}
+    for tried in tries:
+        if tried.best:
+            for key, value in tried.values.items():
+                methods = merge(methods, {tried.method: nested(key.removeprefix("method."), value)})
+    return methods
+
+
+def preset_lines(methods: dict[str, Any]) -> str:
+    """Return the winners as a preset's lines."""
+    return "\n".join(["methods:", *(f"  {name}: {_flow(own)}" for name, own in methods.items())])
+
+
+def _flow(value: Any) -> str:
+    return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=1000).strip()
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _number(value: float | None, digits: int) -> str:
+    return ABSENT if value is None else f"{value:,.{digits}f}"

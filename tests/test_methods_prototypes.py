@@ -1,0 +1,314 @@
+"""What is kept of features instead of images, and what is made of it in closed form, against plain computations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.covariance import OAS
+from torch import Tensor
+
+from dualprompt.errors import DualPromptError
+from dualprompt.methods.base import Batch, method_config
+from dualprompt.methods.dualprompt import DualPrompt, DualPromptConfig
+from dualprompt.methods.ranpac import RanPAC, RanPACConfig
+from dualprompt.methods.ridge import STRENGTHS, Moments, Ridge, choose_strength
+from dualprompt.methods.simple_cil import SimpleCIL, SimpleCILConfig
+from dualprompt.methods.statistics import (
+    ClassGaussians,
+    GaussianMatching,
+    KeyMatching,
+    realign,
+    shrunk,
+    spherical_means,
+)
+from helpers import batch_of, random_dualprompt, random_images, seeded, task_view, tiny_vit
+
+DIM = 32
+
+
+def blobs(task: int, sizes: list[int], spread: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Correlated features of a task whose classes, numbered from 0, have `sizes` samples each."""
+    generator = seeded(500 + task)
+    labels = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    mixing = torch.randn(DIM, DIM, generator=seeded(9)) / DIM**0.5
+    means = 3 + torch.randn(len(sizes), DIM, generator=generator)
+    noise = torch.randn(len(labels), DIM, generator=generator)
+    shuffled = torch.randperm(len(labels), generator=generator)
+    return (means[labels] + spread * noise @ mixing)[shuffled], labels[shuffled]
+
+
+def known(features: Tensor) -> Batch:
+    """A batch of which only the frozen features are known."""
+    return Batch(lambda: pytest.fail("no image is needed"), torch.zeros(len(features), dtype=torch.int64), features)
+
+
+def test_simple_cil_compares_with_class_means() -> None:
+    method = SimpleCIL(SimpleCILConfig(), tiny_vit())
+    means: list[np.ndarray] = []
+    for index, sizes in enumerate([[5, 9, 2], [7, 1, 4]]):
+        features, labels = blobs(index, sizes)
+        view = task_view(index, 3, features, labels=labels + 3 * index)
+        assert not method.phases(view)
+        method.begin_task(view)
+        method.end_task(view)
+        means += [features.numpy()[labels.numpy() == c].mean(axis=0) for c in range(3)]
+    tests = torch.cat([blobs(index, [4, 4, 4])[0] for index in range(2)])
+    logits = method.predict(known(tests)).logits.numpy()
+    for row, feature in enumerate(tests.numpy()):
+        for c, mean in enumerate(means):
+            cosine = feature @ mean / (np.linalg.norm(feature) * np.linalg.norm(mean))
+            assert logits[row, c] == pytest.approx(cosine, abs=1e-5)
+
+
+def learn_ranpac(order: list[int], **options: Any) -> RanPAC:
+    """RanPAC after the tasks in `order`; all have three classes, of unequal size."""
+    method = RanPAC(RanPACConfig(**{"projection": 50, **options}), tiny_vit())
+    for index, data in enumerate(order):
+        features, labels = blobs(data, [30, 20 + data, 11])
+        view = task_view(index, 3, features, labels=labels + 3 * index)
+        method.begin_task(view)
+        method.end_task(view)
+    return method
+
+
+def ridge_solution(inputs: np.ndarray, labels: np.ndarray, classes: int, strength: float) -> np.ndarray:
+    """The minimum of ‖HW − Y‖² + λ‖W‖², as least squares with λ's rows added, which never forms HᵀH."""
+    dim = inputs.shape[1]
+    rows = np.concatenate([inputs, strength**0.5 * np.eye(dim)])
+    targets = np.concatenate([np.eye(classes)[labels], np.zeros((dim, classes))])
+    return np.linalg.lstsq(rows, targets, rcond=None)[0]
+
+
+@pytest.mark.parametrize("strength", [1.0, 1000.0])
+def test_ranpac_is_ridge_regression_over_all_data_seen(strength: float) -> None:
+    method = learn_ranpac([0, 1, 2], strength=strength)
+    features, labels = zip(*(blobs(task, [30, 20 + task, 11]) for task in range(3)), strict=True)
+    stacked = torch.cat(features).double().numpy()
+    projection = torch.randn(DIM, 50, generator=seeded(100)).double().numpy()  # the first task's generator
+    inputs = np.maximum(stacked @ projection, 0)
+    solution = ridge_solution(inputs, np.concatenate([y + 3 * t for t, y in enumerate(labels)]), 9, strength)
+    logits = method.predict(known(torch.cat(features))).logits
+    np.testing.assert_allclose(logits.numpy(), inputs @ solution, atol=2e-3)
+    assert np.std(inputs @ solution) > 0.05
+
+
+def test_ranpac_keeps_no_more_for_more_tasks_but_a_column_a_class() -> None:
+    def sizes(tasks: int) -> dict[str, int]:
+        return {name: value.numel() for name, value in learn_ranpac(list(range(tasks))).state().items()}
+
+    one, two = sizes(1), sizes(2)
+    assert two.items() >= one.items()
+    assert {name: two[name] for name in two.keys() - one.keys()} == {
+        "ridge.sums.1": 50 * 3,
+        "head.weight.1": 3 * 50,
+        "head.bias.1": 3,
+    }
+
+
+def test_ranpac_does_not_depend_on_the_order_of_tasks() -> None:
+    one, other = learn_ranpac([0, 1], strength=10.0), learn_ranpac([1, 0], strength=10.0)
+    tests = blobs(0, [5, 5, 5])[0]
+    logits, swapped = one.predict(known(tests)).logits, other.predict(known(tests)).logits
+    torch.testing.assert_close(logits, swapped.roll(3, dims=1), rtol=1e-3, atol=1e-4)
+
+
+def test_strength_is_the_one_that_errs_least_on_what_was_held_out() -> None:
+    features, labels = blobs(0, [20, 30, 25], spread=8.0)
+    fit, held_out = (Moments.of(features[part], labels[part], 3, lambda x: x) for part in (slice(35), slice(35, None)))
+    errors = []
+    for strength in STRENGTHS:
+        solution = ridge_solution(features[:35].double().numpy(), labels[:35].numpy(), 3, strength)
+        residual = features[35:].double().numpy() @ solution - np.eye(3)[labels[35:].numpy()]
+        errors.append((residual**2).sum() / 40)
+        assert held_out.error(torch.from_numpy(solution)) == pytest.approx(errors[-1], rel=1e-6)
+    chosen = choose_strength(fit, held_out)
+    assert chosen == STRENGTHS[int(np.argmin(errors))]
+    assert 1e-8 < chosen < 1e8, "the best should lie inside"
+
+
+def test_ridge_survives_fewer_samples_than_dimensions() -> None:
+    ridge = Ridge(DIM, lambda x: x)
+    for task in range(2):
+        features, labels = blobs(task, [1, 2])
+        (*_, weight) = ridge.add(features, labels, 2, None, seeded(task))
+        assert weight.isfinite().all()
+        assert weight.abs().max() < 100
+
+
+def test_shrinkage_is_the_oracle_approximating_one() -> None:
+    for count in (3, 10, 100, 5000):
+        features = torch.randn(count, 8, generator=seeded(count), dtype=torch.float64) * torch.arange(1, 9)
+        reference = OAS(assume_centered=True).fit(features.numpy()).covariance_
+        np.testing.assert_allclose(shrunk(features.T @ features, count).numpy(), reference, rtol=1e-6)
+        assert np.linalg.eigvalsh(reference).min() > 0
+
+
+def test_gaussian_matching_is_the_mahalanobis_distance_to_the_nearest_class() -> None:
+    matching = GaussianMatching(DIM)
+    centred, means, tasks = [], [], []
+    for task, sizes in enumerate([[30, 5, 12], [8, 40], [20, 20, 20, 3]]):
+        features, labels = blobs(task, sizes)
+        matching.add(features, labels, len(sizes), seeded(0))
+        for c in range(len(sizes)):
+            own = features[labels == c].double().numpy()
+            means.append(own.mean(axis=0))
+            tasks.append(task)
+            centred.append(own - own.mean(axis=0))
+    inverse = np.linalg.inv(OAS(assume_centered=True).fit(np.concatenate(centred)).covariance_)
+    tests = torch.cat([blobs(task, [9, 9, 9, 9], spread=3.0)[0] for task in range(5)])
+    expected = []
+    for query in tests.double().numpy():
+        distances = [(query - mean) @ inverse @ (query - mean) for mean in means]
+        expected.append(tasks[int(np.argmin(distances))])
+    assert matching.match(tests).tolist() == expected
+    assert set(expected) == {0, 1, 2}
+
+
+def test_several_keys_find_planted_clusters() -> None:
+    """Two clusters on opposite sides: their one mean stands for neither, and would match another task's images."""
+    directions = F.normalize(torch.randn(6, DIM, generator=seeded(1)), dim=1)
+    directions[1] = -directions[0] + 0.3 * directions[4]
+
+    def around(rows: list[int], count: int, seed: int) -> Tensor:
+        noise = torch.randn(len(rows) * count, DIM, generator=seeded(seed))
+        return directions[rows].repeat_interleave(count, dim=0) * 4 + 0.1 * noise
+
+    found = spherical_means(around([0, 1, 2], 40, seed=2), 3, seeded(5))
+    assert (found @ directions[:3].T).amax(dim=0).min() > 0.98
+    assert torch.equal(found, spherical_means(around([0, 1, 2], 40, seed=2), 3, seeded(5)))
+
+    matching = KeyMatching(DIM, keys_per_task=2)
+    for rows in ([0, 1], [2, 3], [4, 5]):
+        matching.add(around(rows, 30, seed=3), torch.empty(0), 0, seeded(6))
+    assert matching.match(around([0, 1, 2, 3, 4, 5], 10, seed=4)).tolist() == [0] * 20 + [1] * 20 + [2] * 20
+    assert [key.shape for key in matching.keys] == [(2, DIM)] * 3
+
+
+@settings(max_examples=30, deadline=None)
+@given(points=st.integers(1, 12), distinct=st.integers(1, 4), count=st.integers(1, 6), seed=st.integers(0, 99))
+def test_k_means_gives_finite_directions_for_any_points(points: int, distinct: int, count: int, seed: int) -> None:
+    base = torch.randn(distinct, DIM, generator=seeded(seed))
+    centres = spherical_means(base[torch.arange(points) % distinct], count, seeded(seed))
+    assert centres.shape == (count, DIM)
+    torch.testing.assert_close(centres.norm(dim=1), torch.ones(count))
+
+
+def test_gaussians_are_sampled_as_they_were_seen() -> None:
+    gaussians = ClassGaussians()
+    seen = [blobs(task, [2000, 3000]) for task in range(2)]
+    for features, labels in seen:
+        gaussians.add(features, labels, 2)
+    drawn, classes = gaussians.sample(20000, seeded(1))
+    assert classes.unique_consecutive().tolist() == [0, 1, 2, 3]
+    for task, (features, labels) in enumerate(seen):
+        for c in range(2):
+            own, sample = features[labels == c], drawn[classes == 2 * task + c]
+            assert (own.mean(dim=0) - sample.mean(dim=0)).abs().max() < 0.05
+            assert (own.T.cov() - sample.T.cov()).abs().max() < 0.15
+            assert own.T.cov().abs().max() > 0.5
+
+
+def test_realignment_balances_a_head_that_prefers_the_newest_classes() -> None:
+    gaussians = ClassGaussians()
+    data = [blobs(task, [100, 100]) for task in range(2)]
+    for features, labels in data:
+        gaussians.add(features, labels, 2)
+    weights = [torch.zeros(2, DIM), torch.zeros(2, DIM)]
+    biases = [torch.zeros(2), torch.full((2,), 5.0)]
+    tests, targets = torch.cat([x for x, _ in data]), torch.cat([y + 2 * t for t, (_, y) in enumerate(data)])
+
+    def accuracy(weights: list[Tensor], biases: list[Tensor]) -> float:
+        logits = F.linear(tests, torch.cat(weights), torch.cat(biases))
+        return (logits.argmax(dim=1) == targets).float().mean().item()
+
+    assert accuracy(weights, biases) < 0.5
+    aligned = realign(weights, biases, gaussians, seeded(3), steps=200, lr=0.01)
+    assert [len(rows) for rows in aligned[0]] == [2, 2]
+    assert accuracy(*aligned) > 0.95
+    again = realign(weights, biases, gaussians, seeded(3), steps=200, lr=0.01)
+    assert all(torch.equal(one, other) for one, other in zip(aligned[0], again[0], strict=True))
+
+
+def fresh(**options: Any) -> DualPrompt:
+    small = {"g_layers": (1,), "e_layers": (2, 3), "g_length": 2, "e_length": 3}
+    return DualPrompt(DualPromptConfig(**{**small, **options}), tiny_vit())
+
+
+def settle(method: DualPrompt, tasks: int = 2) -> list[tuple[Tensor, Tensor]]:
+    """Begin and end tasks with random prompts; return the features that images had with their own E-Prompt."""
+    found = []
+    for index in range(tasks):
+        images, labels = random_images(60, seed=30 + index), torch.arange(60) % 3
+        images = images + 2 * random_images(3, seed=40 + index)[labels]
+        with torch.no_grad():
+            view = task_view(index, 3, method.backbone(images), images, labels + 3 * index)
+        method.begin_task(view)
+        with torch.no_grad():
+            for prompt in (method.bank.e_prompt[-1], *([method.bank.g_prompt] if index == 0 else [])):
+                prompt.copy_(torch.randn(prompt.shape, generator=seeded(60 + index)))
+            found.append((method.backbone(images, method.bank.training_prompts()), labels))
+        method.end_task(view)
+    return found
+
+
+def test_ridge_head_is_the_solution_over_the_prompted_features_of_all_tasks() -> None:
+    method = fresh(head="ridge", ridge_strength=5.0)
+    features, labels = zip(*settle(method), strict=True)
+    inputs = F.pad(torch.cat(features), (0, 1), value=1.0).double().numpy()
+    solution = ridge_solution(inputs, np.concatenate([y + 3 * t for t, y in enumerate(labels)]), 6, 5.0)
+    np.testing.assert_allclose(torch.cat(list(method.head.weight)).detach().numpy(), solution[:-1].T, atol=1e-4)
+    np.testing.assert_allclose(torch.cat(list(method.head.bias)).detach().numpy(), solution[-1], atol=1e-4)
+    assert np.abs(solution[:-1]).max() > 0.02
+    assert not any(name.startswith(("gaussians", "matching")) for name in method.state())
+
+
+def test_gaussian_head_knows_the_classes_of_all_tasks() -> None:
+    method = fresh(head="gaussian")
+    found = settle(method)
+    for task, (features, labels) in enumerate(found):
+        for c in range(3):
+            mean = list(method.gaussians.means)[task][c]
+            torch.testing.assert_close(mean, features[labels == c].mean(dim=0), rtol=1e-4, atol=1e-4)
+        right = method.head.predict(features).argmax(dim=1) == labels + 3 * task
+        assert right.float().mean() > 0.7, "a head that was never trained knows the classes by their Gaussians"
+    assert method.trainable().keys() >= {"head.weight.1"}
+    assert "head.weight.0" not in method.trainable()
+
+
+@pytest.mark.parametrize("matching", ["keys", "gaussian"])
+def test_matching_replaces_the_key_and_leaves_the_oracle(matching: str) -> None:
+    method = fresh(matching=matching, keys_per_task=3)
+    settle(method, tasks=3)
+    images = torch.cat([2 * random_images(3, seed=40 + t) + random_images(3, seed=80 + t) for t in range(3)])
+    tasks = torch.arange(3).repeat_interleave(3)
+    queries = method.backbone(images)
+    prediction = method.predict(batch_of(images))
+    assert method.matching is not None
+    assert prediction.selected is not None
+    assert torch.equal(prediction.selected, method.matching.match(queries))
+    assert (prediction.selected == tasks).float().mean() > 0.6
+    assert not torch.equal(prediction.selected, method.bank.similarities(queries).argmax(dim=1))
+    oracle = method.predict(batch_of(images, task=tasks), "oracle")
+    assert oracle.selected is not None
+    assert torch.equal(oracle.selected, tasks)
+    expected = method.predict(batch_of(images, task=prediction.selected), "oracle").logits
+    torch.testing.assert_close(prediction.logits, expected)
+    voted = method.predict(batch_of(images[:3]), "batch_vote").selected
+    assert voted is not None
+    assert len(voted.unique()) == 1
+
+
+def test_options_at_their_defaults_leave_no_trace() -> None:
+    method = random_dualprompt(tasks=2)
+    assert {name.split(".")[0] for name in method.state()} == {"bank", "head"}
+    default = method_config({"name": "dualprompt"}).model_dump()
+    assert (default["head"], default["matching"]) == ("linear", "key")
+    for bad in ({"head": "lda"}, {"matching": "mean"}, {"ridge_strength": 0}, {"keys_per_task": 0}):
+        with pytest.raises(DualPromptError, match=next(iter(bad))):
+            method_config({"name": "dualprompt", **bad})

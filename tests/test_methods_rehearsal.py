@@ -1,0 +1,554 @@
+"""ER, DER++, GDumb, BiC and Co²L: their losses by plain loops, what trains when, and that they go on from a state."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from dualprompt.data.stream import Subset
+from dualprompt.errors import DualPromptError
+from dualprompt.methods.base import METHODS, Batch, BufferPlan, Method, Phase, TaskView, method_config
+from dualprompt.methods.bic import BiC
+from dualprompt.methods.co2l import Co2L, asymmetric_contrast, relation_distillation
+from dualprompt.methods.derpp import DERPP, noted_error
+from dualprompt.methods.er import ER
+from dualprompt.methods.gdumb import GDumb, cutmix
+from dualprompt.training.buffer import Buffer
+from helpers import SIDE, random_images, seeded, subset_of, task_view, tiny_vit
+
+NAMES = ("er", "der++", "gdumb", "bic", "co2l")
+CLASSES = 3  # a task
+
+
+def make(name: str, **options: Any) -> Any:
+    return METHODS[name](method_config({"name": name, **options}), tiny_vit())
+
+
+def labelled(count: int, first: int, seed: int, **options: Any) -> Batch:
+    """Random images of the task whose first class is `first`."""
+    images, second = random_images(count, seed), random_images(count, seed + 1000)
+    labels = first + torch.arange(count) % CLASSES
+    return Batch(lambda: images, labels, make_second=lambda: second, **options)
+
+
+def after_tasks(name: str, tasks: int = 2, **options: Any) -> Any:
+    """A method in the first phase of its `tasks`-th task, with a head that says something."""
+    method = make(name, **options)
+    for index in range(tasks):
+        method.begin_task(task_view(index, CLASSES))
+        spread(method.head, index)
+    view = task_view(tasks - 1, CLASSES)
+    method.begin_phase(method.phases(view)[0], view)
+    return method
+
+
+def spread(module: nn.Module, seed: int) -> None:
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(0.3 * torch.randn(parameter.shape, generator=seeded(seed)))
+
+
+@torch.no_grad()
+def plain_logits(method: Any, images: Tensor) -> list[list[float]]:
+    """The head's logits of each image, without any method's additions."""
+    weight, bias = torch.cat(list(method.head.weight)), torch.cat(list(method.head.bias))
+    return (method.backbone(images) @ weight.T + bias).tolist()
+
+
+def log_softmax(values: list[float]) -> list[float]:
+    total = sum(math.exp(value - max(values)) for value in values)
+    return [value - max(values) - math.log(total) for value in values]
+
+
+def cross_entropies(logits: list[list[float]], labels: Tensor) -> list[float]:
+    return [-log_softmax(row)[label] for row, label in zip(logits, labels.tolist(), strict=True)]
+
+
+def value(loss: Tensor) -> float:
+    return float(loss.detach())
+
+
+def mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_er_is_the_cross_entropy_of_batch_and_replay_together(frozen: bool) -> None:
+    method: ER = after_tasks("er", train_backbone=not frozen)
+    batch, replay = labelled(4, CLASSES, 1), labelled(5, 0, 2)
+    ours = cross_entropies(plain_logits(method, batch.images), batch.labels)
+    theirs = cross_entropies(plain_logits(method, replay.images), replay.labels)
+    if frozen:  # known features stand for the images
+        for part in (batch, replay):
+            part.frozen = method.backbone(part.images)
+            part.make_images = None  # type: ignore[assignment]
+            del part.images
+    assert value(method.loss(batch)) == pytest.approx(mean(ours), rel=1e-4)
+    batch.replay = (replay,)
+    assert value(method.loss(batch)) == pytest.approx(mean(ours + theirs), rel=1e-4)
+
+
+def test_noted_error_counts_known_columns_only() -> None:
+    nan = math.nan
+    logits = torch.tensor([[1.0, 2.0, 3.0, 9.0], [0.0, 1.0, 5.0, 9.0]], requires_grad=True)
+    noted = torch.tensor([[0.0, 4.0, nan], [1.0, 1.0, 2.0]])  # the fourth class is new
+    error = noted_error(logits, noted)
+    assert value(error) == pytest.approx(((1 + 4) / 2 + (1 + 0 + 9) / 3) / 2)
+    error.backward()
+    assert logits.grad is not None
+    expected = [[1 / 2, -2 / 2, 0, 0], [-1 / 3, 0, 3 / 3, 0]]
+    torch.testing.assert_close(logits.grad, torch.tensor(expected))
+
+
+def test_derpp_draws_twice_and_weighs_each_draw() -> None:
+    method: DERPP = after_tasks("der++", alpha=0.7, beta=0.2)
+    batch, dark, answers = labelled(4, CLASSES, 1), labelled(5, 0, 2), labelled(6, 0, 3)
+    ours = mean(cross_entropies(plain_logits(method, batch.images), batch.labels))
+    assert value(method.loss(batch)) == pytest.approx(ours, rel=1e-4)
+    dark.noted = torch.randn(5, CLASSES, generator=seeded(4))
+    now = plain_logits(method, dark.images)
+    squares = [(now[i][c] - float(dark.noted[i, c])) ** 2 for i in range(5) for c in range(CLASSES)]
+    replayed = mean(cross_entropies(plain_logits(method, answers.images), answers.labels))
+    batch.replay = (dark, answers)
+    assert value(method.loss(batch)) == pytest.approx(ours + 0.7 * mean(squares) + 0.2 * replayed, rel=1e-4)
+    assert (DERPP.Config().alpha, DERPP.Config().beta) == (0.3, 0.5)  # type: ignore[attr-defined]
+
+
+def test_derpp_notes_the_logits_of_all_classes_so_far() -> None:
+    method: DERPP = after_tasks("der++")
+    batch = labelled(4, CLASSES, 1)
+    expected = torch.tensor(plain_logits(method, batch.images))
+    torch.testing.assert_close(method.note(batch), expected, rtol=1e-4, atol=1e-5)
+    assert method.buffer == BufferPlan(1000, "reservoir", notes=True)
+
+
+def test_cutmix_pastes_a_box_of_the_image_before() -> None:
+    images = torch.arange(5).float()[:, None, None, None].expand(5, 3, 8, 8).contiguous()
+    noise = torch.tensor(
+        [
+            [0.0, 0.75, 0.5, 0.5],  # a quarter of the area, in the middle
+            [0.0, 0.75, 0.0, 0.5],  # the same, but half of it above the image
+            [0.6, 0.0, 0.5, 0.5],  # not mixed
+            [0.4, 0.0, 0.5, 0.5],  # all of it
+            [0.0, 0.75, 0.5, 1.0],
+        ]
+    )
+    mixed, share = cutmix(images, noise, 0.5)
+    assert share.tolist() == [0.75, 0.875, 1.0, 0.0, 0.875]
+    boxes = [
+        (range(2, 6), range(2, 6)),
+        (range(0, 2), range(2, 6)),
+        None,
+        (range(8), range(8)),
+        (range(2, 6), range(6, 8)),
+    ]
+    for i, box in enumerate(boxes):
+        for y in range(8):
+            for x in range(8):
+                pasted = box is not None and y in box[0] and x in box[1]
+                assert mixed[i, :, y, x].tolist() == [float((i - 1) % 5 if pasted else i)] * 3
+
+
+def test_cutmix_mixes_half_of_the_images_by_a_uniform_share() -> None:
+    images = torch.zeros(4000, 1, 32, 32)
+    images[::2] = 1  # neighbours differ
+    mixed, share = cutmix(images, torch.rand(4000, 4, generator=seeded(0)), 0.5)
+    assert abs(float((share == 1).float().mean()) - 0.5) < 0.04
+    own = (mixed == images).float().mean(dim=(1, 2, 3))
+    torch.testing.assert_close(own, share)
+    # E[1 − share | mixed]: a box of side s = √(1 − λ) around a uniform centre keeps s − s²/4 of each side.
+    sides = torch.linspace(0, 1, 100_001)[1:]
+    expected = float(((sides - sides**2 / 4) ** 2 * 2 * sides).mean())
+    assert float((1 - share[share < 1]).mean()) == pytest.approx(expected, abs=0.02)
+
+
+@pytest.mark.parametrize("train_backbone", [True, False])
+def test_gdumb_learns_mixed_images_by_both_labels(train_backbone: bool) -> None:
+    method: GDumb = after_tasks("gdumb", train_backbone=train_backbone)
+    batch = labelled(6, 0, 1, noise=torch.rand(6, 4, generator=seeded(2)))
+    assert batch.noise is not None
+    mixed, share = cutmix(batch.images, batch.noise, 0.5)
+    assert 0 < float((share < 1).float().mean()) < 1
+    logits = plain_logits(method, mixed)
+    own, other = cross_entropies(logits, batch.labels), cross_entropies(logits, batch.labels.roll(1))
+    expected = mean([s * a + (1 - s) * b for s, a, b in zip(share.tolist(), own, other, strict=True)])
+    if not train_backbone:
+        batch.frozen = method.backbone(batch.images)  # of the images before they were mixed: no use
+    assert value(method.loss(batch)) == pytest.approx(expected, rel=1e-4)
+    plain: GDumb = after_tasks("gdumb", cutmix=0, train_backbone=train_backbone)
+    expected = mean(cross_entropies(plain_logits(plain, batch.images), batch.labels))
+    assert plain.phases(task_view(1))[0].noise == 0
+    assert value(plain.loss(labelled(6, 0, 1))) == pytest.approx(expected, rel=1e-4)
+
+
+def test_gdumb_starts_from_the_pre_trained_weights_at_every_task() -> None:
+    method: GDumb = make("gdumb", epochs=7)
+    before = {name: value.clone() for name, value in method.backbone.state_dict().items()}
+    method.begin_task(task_view(0))
+    spread(method, 3)
+    method.begin_task(task_view(1))
+    assert all(torch.equal(value, before[name]) for name, value in method.backbone.state_dict().items())
+    assert len(torch.cat(list(method.head.bias))) == 6
+    assert all(not parameter.any() for parameter in method.head.parameters())
+    assert method.phases(task_view(1)) == (Phase(data="buffer", epochs=7, noise=4),)
+    assert method.buffer == BufferPlan(1000, "balanced", fill="before")
+    assert set(method.state()) == {name for name, _ in method.named_parameters()}
+
+
+def bic_by_hand(method: BiC, teacher: Callable[[Tensor], list[list[float]]], batch: Batch) -> float:
+    """λ · KL(softmax(ô/2), softmax(o/2)) over the old classes + (1 − λ) · CE over all, one image after another."""
+    student = corrected(method, plain_logits(method, batch.images))
+    old, new = method.head.first_newest, len(method.head.bias[-1])
+    losses = []
+    for now, before, label in zip(student, teacher(batch.images), batch.labels.tolist(), strict=True):
+        log_p = log_softmax([value / 2 for value in now[:old]])
+        log_q = log_softmax([value / 2 for value in before])
+        divergence = sum(math.exp(q) * (q - p) for p, q in zip(log_p, log_q, strict=True))
+        losses.append(old / (old + new) * divergence - new / (old + new) * log_softmax(now)[label])
+    return mean(losses)
+
+
+def corrected(method: BiC, logits: list[list[float]]) -> list[list[float]]:
+    pairs = [pair.tolist() for pair, rows in zip(method.correction, method.head.bias, strict=True) for _ in rows]
+    return [[a * z + b for z, (a, b) in zip(row, pairs, strict=True)] for row in logits]
+
+
+@pytest.mark.parametrize("train_backbone", [True, False])
+def test_bic_distils_the_corrected_old_model_by_the_share_of_old_classes(train_backbone: bool) -> None:
+    method: BiC = after_tasks("bic", train_backbone=train_backbone)
+    with torch.no_grad():
+        method.correction[1].copy_(torch.tensor([0.6, -0.4]))
+    reference = after_tasks("bic", train_backbone=train_backbone)  # what the teacher must be
+    view = task_view(2, 2)  # four of six classes would be 2/3, six of eight are 3/4
+    method.begin_task(TaskView(**{**vars(view), "first_class": 6}))
+    with torch.no_grad():
+        reference.correction[1].copy_(torch.tensor([0.6, -0.4]))
+    method.begin_phase(method.phases(view)[0], view)
+    spread(method.head, 7)
+    if train_backbone:
+        spread(method.backbone.blocks[3], 8)
+    batch = labelled(5, 5, 1)
+
+    def teacher(images: Tensor) -> list[list[float]]:
+        return corrected(reference, plain_logits(reference, images))
+
+    expected = bic_by_hand(method, teacher, batch)
+    assert value(method.loss(batch)) == pytest.approx(expected, rel=1e-4)
+    logits = torch.tensor(corrected(method, plain_logits(method, batch.images)))
+    torch.testing.assert_close(method.predict(batch).logits, logits, rtol=1e-4, atol=1e-4)
+
+
+def test_bic_on_its_first_task_is_plain_cross_entropy_on_all_images() -> None:
+    method: BiC = after_tasks("bic", tasks=1)
+    batch = labelled(5, 0, 1)
+    expected = mean(cross_entropies(plain_logits(method, batch.images), batch.labels))
+    assert value(method.loss(batch)) == pytest.approx(expected, rel=1e-4)
+    assert method.phases(task_view(0)) == (Phase(),)
+    assert method.buffer == BufferPlan(1000, "balanced")
+
+
+@pytest.mark.parametrize("train_backbone", [True, False])
+def test_bic_corrects_the_newest_task_alone_with_the_network_frozen(train_backbone: bool) -> None:
+    method: BiC = after_tasks("bic", train_backbone=train_backbone)
+    learn, correct = method.phases(task_view(1))
+    assert (learn.data, learn.part, correct.data, correct.part) == ("task+buffer", "fit", "task+buffer", "held out")
+    assert correct.balanced
+    assert correct.lr_factor > 1
+    assert not any(name.startswith("correction") for name in method.trainable())
+    method.begin_phase(correct, task_view(1))
+    assert list(method.trainable()) == ["correction.1"]
+    with torch.no_grad():
+        method.correction[1].copy_(torch.tensor([1.3, 0.2]))
+    batch = labelled(6, 2, 1)
+    logits = plain_logits(method, batch.images)
+    loss = method.loss(batch)
+    assert value(loss) == pytest.approx(mean(cross_entropies(corrected(method, logits), batch.labels)), rel=1e-4)
+    loss.backward()
+    slopes = [0.0, 0.0]  # Σ (p_c − 1[c = y]) · (z_c, 1) over the new classes c
+    for row, raw, label in zip(corrected(method, logits), logits, batch.labels.tolist(), strict=True):
+        chances = [math.exp(value) for value in log_softmax(row)]
+        for c in range(CLASSES, 2 * CLASSES):
+            slopes[0] += (chances[c] - (c == label)) * raw[c] / 6
+            slopes[1] += (chances[c] - (c == label)) / 6
+    assert method.correction[1].grad is not None
+    assert method.correction[1].grad.tolist() == pytest.approx(slopes, rel=1e-3, abs=1e-5)
+    assert all(p.grad is None for name, p in method.named_parameters() if name != "correction.1")
+    method.begin_phase(learn, task_view(1))
+    assert ("backbone.cls_token" in method.trainable()) == train_backbone
+
+
+def unit_rows(count: int, seed: int, dim: int = 5) -> Tensor:
+    return nn.functional.normalize(torch.randn(count, dim, generator=seeded(seed), dtype=torch.float64), dim=1)
+
+
+def contrast_by_hand(z: list[list[float]], labels: list[int], anchors: list[int], temperature: float) -> float:
+    losses = []
+    for i in anchors:
+        others = [k for k in range(len(z)) if k != i]
+        logits = [sum(a * b for a, b in zip(z[i], z[k], strict=True)) / temperature for k in others]
+        chances = log_softmax(logits)
+        losses.append(-mean([chance for k, chance in zip(others, chances, strict=True) if labels[k] == labels[i]]))
+    return mean(losses)
+
+
+def relations_by_hand(now: list[list[float]], past: list[list[float]], kappa: float, past_kappa: float) -> float:
+    losses = []
+    for i in range(len(now)):
+        others = [k for k in range(len(now)) if k != i]
+        log_p, log_q = (
+            log_softmax([sum(a * b for a, b in zip(z[i], z[k], strict=True)) / t for k in others])
+            for z, t in ((now, kappa), (past, past_kappa))
+        )
+        losses.append(-sum(math.exp(q) * p for p, q in zip(log_p, log_q, strict=True)))
+    return mean(losses)
+
+
+def test_contrast_has_new_images_as_anchors_only() -> None:
+    z, labels = unit_rows(9, 1), [3, 4, 3, 4, 0, 1, 0, 1, 0]
+    found = asymmetric_contrast(z @ z.T, torch.tensor(labels), 4, 0.5)
+    assert value(found) == pytest.approx(contrast_by_hand(z.tolist(), labels, [0, 1, 2, 3], 0.5))
+    assert value(found) != pytest.approx(contrast_by_hand(z.tolist(), labels, list(range(9)), 0.5), rel=0.01)
+    # Old images are negatives: whether two of them are alike, in label or in feature, changes nothing.
+    relabelled = torch.tensor([3, 4, 3, 4, 0, 0, 1, 1, 2])
+    assert torch.equal(asymmetric_contrast(z @ z.T, relabelled, 4, 0.5), found)
+    similarity = (z @ z.T).requires_grad_()
+    asymmetric_contrast(similarity, torch.tensor(labels), 4, 0.5).backward()
+    assert similarity.grad is not None
+    assert not similarity.grad[4:].any()
+    assert similarity.grad[:4, 4:].all()
+    # Where an old image has an anchor's class it is a positive.
+    mixed = [3, 4, 3, 4, 3, 1, 0, 1, 0]
+    found = asymmetric_contrast(z @ z.T, torch.tensor(mixed), 4, 0.5)
+    assert value(found) == pytest.approx(contrast_by_hand(z.tolist(), mixed, [0, 1, 2, 3], 0.5))
+
+
+def test_relations_are_distilled_between_all_images() -> None:
+    now, past = unit_rows(6, 1), unit_rows(6, 2)
+    similarity = (now @ now.T).requires_grad_()
+    found = relation_distillation(similarity, past @ past.T, 0.2, 0.01)
+    assert value(found) == pytest.approx(relations_by_hand(now.tolist(), past.tolist(), 0.2, 0.01))
+    found.backward()
+    assert similarity.grad is not None
+    assert not similarity.grad.diagonal().any()  # no image is compared with itself
+    same = (past @ past.T / 0.01 * 0.2).requires_grad_()  # the same relations: the minimum
+    relation_distillation(same, past @ past.T, 0.2, 0.01).backward()
+    assert same.grad is not None
+    assert float(same.grad.abs().max()) < 1e-12
+
+
+@torch.no_grad()
+def projected(method: Co2L, images: Tensor) -> list[list[float]]:
+    return nn.functional.normalize(method.projector(method.backbone(images)), dim=1).tolist()
+
+
+@pytest.mark.parametrize("train_backbone", [True, False])
+def test_co2l_contrasts_two_views_and_distils_from_the_model_before(train_backbone: bool) -> None:
+    method: Co2L = after_tasks("co2l", tasks=1, train_backbone=train_backbone)
+    first = labelled(4, 0, 5)
+    images, labels = torch.cat([first.images, first.second]), first.labels.tolist() * 2
+    expected = contrast_by_hand(projected(method, images), labels, list(range(8)), 0.5)
+    assert value(method.loss(first)) == pytest.approx(expected, rel=1e-3)
+
+    method.begin_task(task_view(1))
+    method.begin_phase(method.phases(task_view(1))[0], task_view(1))
+    batch, replay = labelled(4, CLASSES, 1), labelled(5, 0, 2)
+    batch.replay = (replay,)
+    images = torch.cat([batch.images, batch.second, replay.images, replay.second])
+    labels = batch.labels.tolist() * 2 + replay.labels.tolist() * 2
+    past = projected(method, images)
+    spread(method.projector, 8)
+    if train_backbone:
+        spread(method.backbone.blocks[3], 9)
+    now = projected(method, images)
+    contrast = contrast_by_hand(now, labels, list(range(8)), 0.5)
+    relations = relations_by_hand(now, past, 0.2, 0.01)
+    assert value(method.loss(batch)) == pytest.approx(contrast + relations, rel=1e-3)
+
+
+@pytest.mark.parametrize("train_backbone", [True, False])
+def test_co2l_trains_features_first_and_then_a_head_from_zero(train_backbone: bool) -> None:
+    method: Co2L = after_tasks("co2l", tasks=1, train_backbone=train_backbone)
+    method.begin_task(task_view(1))
+    assert all(not parameter.any() for parameter in method.head.parameters())
+    learn, head = method.phases(task_view(1))
+    assert learn == Phase(replay=1, views=2, augment="random_resized_crop")
+    assert (head.data, head.balanced, head.views) == ("task+buffer", True, 1)
+    for _ in range(2):  # the phases of two tasks
+        method.begin_phase(learn, task_view(1))
+        roots = {name.split(".")[0] for name in method.trainable()}
+        assert roots == ({"backbone", "projector"} if train_backbone else {"projector"})
+        method.loss(labelled(4, CLASSES, 1)).backward()
+        assert all(parameter.grad is not None for parameter in method.trainable().values())
+        method.zero_grad()
+        method.begin_phase(head, task_view(1))
+        assert {name.split(".")[0] for name in method.trainable()} == {"head"}
+        batch = labelled(4, 2, 1)
+        expected = mean(cross_entropies(plain_logits(method, batch.images), batch.labels))
+        loss = method.loss(batch)
+        assert value(loss) == pytest.approx(expected, rel=1e-4)
+        loss.backward()
+        assert {name.split(".")[0] for name, p in method.named_parameters() if p.grad is not None} == {"head"}
+    assert method.buffer == BufferPlan(1000, "reservoir")
+
+
+def test_the_projector_comes_from_the_task_s_generator() -> None:
+    one, other = after_tasks("co2l", tasks=1), after_tasks("co2l", tasks=1)
+    for a, b in zip(one.projector.parameters(), other.projector.parameters(), strict=True):
+        assert torch.equal(a, b)
+        assert 0.8 < value(a.abs().max()) * math.sqrt(32) <= 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_masked_training_logits_are_refused(name: str) -> None:
+    with pytest.raises(DualPromptError, match="training_logits"):
+        make(name, training_logits="masked")
+    with pytest.raises(DualPromptError, match="buffer_size"):
+        make(name, buffer_size=0)
+    assert make(name, buffer_size=77).buffer.size == 77
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_reach_all_that_is_trained(name: str) -> None:
+    method: Method = after_tasks(name)
+    batch = labelled(6, CLASSES, 1, noise=torch.rand(6, 4, generator=seeded(1)))
+    noted = torch.randn(6, CLASSES, generator=seeded(2))
+    batch.replay = tuple(labelled(6, 0, 2 + i, noted=noted) for i in range(method.phases(task_view(1))[0].replay))
+    method.loss(batch).backward()
+    trained = method.trainable()
+    assert "backbone.cls_token" in trained
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in trained.values())
+    assert all(p.grad is None for n, p in method.named_parameters() if n not in trained)
+
+
+@pytest.mark.parametrize("train_backbone", [True, False])
+@pytest.mark.parametrize("name", NAMES)
+def test_no_value_is_read_back_and_no_shape_depends_on_one(name: str, train_backbone: bool) -> None:
+    method: Method = after_tasks(name, train_backbone=train_backbone)
+    for phase in method.phases(task_view(1)):
+        method.begin_phase(phase, task_view(1))
+        with FakeTensorMode(allow_non_fake_inputs=True):  # tensors without values: reading one is an error
+            batch = labelled(6, CLASSES, 1, noise=torch.rand(6, 4))
+            batch.replay = tuple(labelled(6, 0, 2, noted=torch.rand(6, CLASSES)) for _ in range(phase.replay))
+            assert method.loss(batch).shape == ()
+            assert method.predict(batch).logits.shape == (6, 2 * CLASSES)
+
+
+class Learner:
+    """Learns tasks as the loop does, from its own raw images, with plain gradient descent."""
+
+    def __init__(self, method: Method) -> None:
+        assert method.buffer is not None
+        self.method, self.buffer = method, Buffer(method.buffer, seed=0)
+        rng = np.random.default_rng(0)
+        self.tasks = [
+            subset_of(rng.integers(0, 256, (12, SIDE, SIDE, 3), np.uint8), np.arange(12) % CLASSES + CLASSES * t)
+            for t in range(3)
+        ]
+
+    def batch(self, subset: Subset, rows: Tensor, **options: Any) -> Batch:
+        pixels = subset.images.gather(subset.indices[rows]).pixels.permute(0, 3, 1, 2) / 255
+        noted = None if subset.notes is None else subset.notes[rows]
+        flipped = pixels.flip(3)
+        return Batch(lambda: pixels, subset.labels[rows], make_second=lambda: flipped, noted=noted, **options)
+
+    def step(self, task: int, phase: Phase, number: int) -> None:
+        generator = seeded(1000 * task + number)
+        subset = self.buffer.as_subset() if phase.data == "buffer" else self.tasks[task]
+        batch = self.batch(subset, torch.randperm(len(subset), generator=generator)[:6])
+        batch.noise = torch.rand(len(batch.labels), phase.noise, generator=generator)
+        if len(self.buffer):
+            held = self.buffer.as_subset()
+            rows = [torch.randint(len(held), (6,), generator=generator) for _ in range(phase.replay)]
+            batch.replay = tuple(self.batch(held, chosen) for chosen in rows)
+        trained = list(self.method.trainable().values())
+        optimiser = torch.optim.SGD(trained, lr=0.01)
+        self.method.loss(batch).backward()
+        optimiser.step()
+        self.method.zero_grad()
+
+    def learn(self, task: int, again: Callable[[Method], Method] | None = None, at: tuple[int, int] = (-1, -1)) -> None:
+        """Learn a task; `again` makes a new method, which goes on at phase and step `at` as a resumed run does."""
+        view = task_view(task, CLASSES)
+        before = {name: value.clone() for name, value in self.method.state().items()}
+        self.method.begin_task(view)
+        if self.buffer.plan.fill == "before":
+            self.buffer.offer(self.tasks[task], task)
+        for i, phase in enumerate(self.method.phases(view)):
+            self.method.begin_phase(phase, view)
+            for step in range(3):
+                if again is not None and (i, step) == at:
+                    work = {name: value.clone() for name, value in self.method.state().items()}
+                    self.method = again(self.method)
+                    if before:
+                        self.method.load_state(before)
+                    self.method.begin_task(task_view(task, CLASSES))
+                    self.method.load_state(before | work)
+                    self.method.begin_phase(phase, view)
+                self.step(task, phase, 10 * i + step)
+        self.method.end_task(view)
+        if self.buffer.plan.fill == "after":
+            self.buffer.offer(self.tasks[task], task, self.note)
+
+    def note(self, subset: Subset) -> Tensor:
+        return self.method.note(self.batch(subset, torch.arange(len(subset))))
+
+    def predictions(self) -> Tensor:
+        return torch.cat([self.method.predict(self.batch(task, torch.arange(12))).logits for task in self.tasks])
+
+
+@pytest.mark.parametrize("train_backbone", [True, False])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_state_brings_everything_back(name: str, train_backbone: bool) -> None:
+    learner = Learner(make(name, buffer_size=10, train_backbone=train_backbone))
+    learner.learn(0)
+    learner.learn(1)
+    state = {name: value.clone() for name, value in learner.method.state().items()}
+    assert any(key.startswith("backbone.") for key in state) == train_backbone
+    assert {key.split(".")[0] for key in state} <= {"backbone", "head", "projector", "correction"}  # no snapshot
+    other = Learner(make(name, buffer_size=10, train_backbone=train_backbone))
+    other.method.load_state(state)
+    assert torch.equal(other.predictions(), learner.predictions())
+    assert learner.predictions().shape == (36, 2 * CLASSES)
+    assert float(learner.predictions().std()) > 0
+    other.buffer.load_state(learner.buffer.state())
+    learner.learn(2)
+    other.learn(2)
+    assert torch.equal(other.predictions(), learner.predictions())
+
+
+@pytest.mark.parametrize("train_backbone", [True, False])
+@pytest.mark.parametrize("task", [0, 1])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_run_resumed_inside_a_phase_goes_on_as_if_nothing_had_happened(
+    name: str, task: int, train_backbone: bool
+) -> None:
+    def fresh(_: Method | None = None) -> Method:
+        return make(name, buffer_size=10, train_backbone=train_backbone)
+
+    def run(at: tuple[int, int]) -> Tensor:
+        learner = Learner(fresh())
+        for index in range(task + 1):
+            learner.learn(index, fresh if index == task else None, at)
+        return learner.predictions()
+
+    through = run((-1, -1))
+    for phase in range(len(fresh().phases(task_view(task)))):
+        for step in (0, 2):
+            assert torch.equal(run((phase, step)), through), f"phase {phase}, step {step}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_predictions_do_not_depend_on_the_batch(name: str) -> None:
+    learner = Learner(make(name, buffer_size=10))
+    learner.learn(0)
+    learner.learn(1)
+    whole = learner.predictions()[:12]
+    rows = [learner.method.predict(learner.batch(learner.tasks[0], torch.tensor([i]))).logits for i in range(12)]
+    torch.testing.assert_close(torch.cat(rows), whole, rtol=1e-4, atol=1e-5)
