@@ -74,6 +74,6 @@ def test_the_command_reports_rates_ratios_and_growth(
 def test_the_command_refuses_what_it_cannot_measure(world: World) -> None:
     options = ("--backbone", world.weights, "--device", "cpu", "--quick")
     assert "'precision'" in call("bench", *options, "--precision", "fp99").error
-    assert "'train.batch_size'" in call("bench", *options, "--batch", "0").error
+    assert "--batch takes numbers of at least 1" in call("bench", *options, "--batch", "0").error
     # The tiny backbone has 3 layers; the paper's prompts reach layer 5.
     assert "the backbone's layers are 1 to 3" in call("bench", *options).error

@@ -91,8 +91,9 @@ def test_the_images_of_a_class_that_make_room_are_drawn_at_random() -> None:
     stays = np.zeros(20)
     for seed in range(400):
         buffer = Buffer(BufferPlan(20, "balanced"), seed)
-        buffer.offer(subset_of(pixels, [0] * 20), 0)
-        buffer.offer(dots([1] * 20), 1)
+        buffer.offer(subset_of(pixels[:10], [0] * 10), 0)
+        buffer.offer(subset_of(pixels[10:], [0] * 10), 1)  # more of the same class, later
+        buffer.offer(dots([1] * 20), 2)
         subset = buffer.as_subset()
         stays[[subset.images.image(row)[0, 0, 0] for row in range(20) if subset.labels[row] == 0]] += 1
     assert stays.sum() == 400 * 10

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -339,7 +340,7 @@ def test_the_head_rows_of_unequal_tasks_stand_in_order() -> None:
     method = fresh()
     sizes, first = (2, 5, 1, 3), 0
     for index, classes in enumerate(sizes):
-        method.begin_task(TaskView(index, "", classes, first, seeded(index), lambda: torch.empty(0)))
+        method.begin_task(replace(task_view(index, classes), first_class=first))
         with torch.no_grad():
             method.head.bias[-1].copy_(torch.arange(first, first + classes))
         first += classes
@@ -521,7 +522,7 @@ def test_a_selection_that_a_method_does_not_have_is_refused() -> None:
 
 
 def test_options_are_checked() -> None:
-    assert METHODS.names() == ["dualprompt", "frozen-head"]
+    assert {"dualprompt", "frozen-head"} <= set(METHODS.names())
     config = method_config({"name": "dualprompt"})
     assert config == DualPromptConfig(g_layers=(1, 2), e_layers=(3, 4, 5), g_length=5, e_length=20)
     with pytest.raises(DualPromptError, match=r"unknown key 'method.e_lenght'; did you mean 'e_length'\?"):

@@ -132,6 +132,19 @@ def test_strength_is_the_one_that_errs_least_on_what_was_held_out() -> None:
     assert 1e-8 < chosen < 1e8, "the best should lie inside"
 
 
+def test_fewer_samples_than_dimensions_choose_in_their_span_what_they_would_choose_anywhere() -> None:
+    features, labels = blobs(0, [9, 8, 8], spread=8.0)
+    held, fitted = torch.randperm(25, generator=seeded(7)).split([5, 20])
+    fit, held_out = (Moments.of(features[rows], labels[rows], 3, lambda x: x) for rows in (fitted, held))
+    chosen = choose_strength(fit, held_out)
+    assert 1e-2 < chosen < 1e8
+    basis = torch.linalg.qr(features[fitted].double().T).Q
+    assert choose_strength(fit.within(basis), held_out.within(basis)) == chosen
+    by_choice = Ridge(DIM, lambda x: x).add(features, labels, 3, None, seeded(7))
+    by_hand = Ridge(DIM, lambda x: x).add(features, labels, 3, chosen, seeded(0))
+    torch.testing.assert_close(by_choice[0], by_hand[0], rtol=1e-4, atol=1e-6)
+
+
 def test_ridge_survives_fewer_samples_than_dimensions() -> None:
     ridge = Ridge(DIM, lambda x: x)
     for task in range(2):

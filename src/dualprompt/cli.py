@@ -229,9 +229,11 @@ def build_parser() -> Parser:
     bench = command("bench", do_bench, "measure speed against a straight-line twin and the machine's arithmetic")
     bench.add_argument("--backbone", default="embedded", help="as for run")
     bench.add_argument("--input-size", type=int, help="pixels a side (default: the checkpoint's)")
-    bench.add_argument("--batch", type=int, default=32, help="images a step")
+    bench.add_argument("--batch", help="images a step, or several numbers a,b (default: 32; on a GPU 128,24)")
     bench.add_argument("--device", default="auto", help=DEVICE)
     bench.add_argument("--precision", default="auto", help=PRECISION)
+    bench.add_argument("--compile", default="auto", help="auto, on or off (default: on for a GPU)")
+    bench.add_argument("--end-to-end", metavar="PRESET", help="also time a whole run of a benchmark, twice")
     bench.add_argument("--quick", action="store_true", help="shorter rounds: less exact, under a minute on 2 cores")
 
     data = command("data", do_data, "get or look at a dataset")
@@ -527,14 +529,14 @@ def names(text: str | None) -> list[str]:
     return list(dict.fromkeys(part.strip() for part in (text or "").split(",") if part.strip()))
 
 
-def sizes(text: str | None) -> list[int]:
-    """Read buffer sizes with commas between them."""
+def sizes(text: str | None, option: str = "--buffers") -> list[int]:
+    """Read numbers of images with commas between them."""
     try:
         found = [int(part) for part in names(text)]
     except ValueError:
-        raise DualPromptError(f"--buffers takes numbers of images as 1000,5000, found '{text}'") from None
+        raise DualPromptError(f"{option} takes numbers of images as 1000,5000, found '{text}'") from None
     if any(size < 1 for size in found):
-        raise DualPromptError(f"--buffers takes sizes of at least 1, found '{text}'; leave out methods that rehearse")
+        raise DualPromptError(f"{option} takes numbers of at least 1, found '{text}'")
     return found
 
 
@@ -581,12 +583,14 @@ def do_bench(options: argparse.Namespace) -> None:
     values = {
         "benchmark": {"dataset": "random images"},
         "backbone": {"name": options.backbone, "input_size": options.input_size},
-        "train": {"batch_size": options.batch},
         "device": options.device,
         "precision": options.precision,
+        "compile": options.compile,
     }
     with Terminal() as terminal:
-        found = bench.Bench(validated(RunConfig, values), bench.QUICK if options.quick else bench.FULL, terminal).run()
+        machine = bench.Bench(validated(RunConfig, values), bench.QUICK if options.quick else bench.FULL, terminal)
+        batches = sizes(options.batch or ("128,24" if machine.device.type == "cuda" else "32"), "--batch")
+        found = machine.run(batches, options.end_to_end)
     emit(options, found, *bench.tables(found))
 
 

@@ -26,10 +26,18 @@ EMBEDDED = Known(
 EMBEDDED_FILE = "vit_tiny_patch16_128.distilled.safetensors"
 EMBEDDED_SHA256 = "fa884803bf5bbd11d03d6c258bb977d5d511c7e787fe22401541d61a751714c1"
 
+RANDOM = Known(
+    "vit-b16-random",
+    "ViT-B/16 at 224 px with random weights: for measuring speed, it classifies nothing",
+    "drawn",
+    needs_network=False,
+)
+
 KNOWN: dict[str, Known] = {
     entry.name: entry
     for entry in (
         EMBEDDED,
+        RANDOM,
         Known("vit-b16-in21k", "ViT-B/16, ImageNet-21k: the paper's", "timm/vit_base_patch16_224.orig_in21k"),
         Known("vit-l16-in21k", "ViT-L/16, ImageNet-21k", "timm/vit_large_patch16_224.orig_in21k"),
         Known(

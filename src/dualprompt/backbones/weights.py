@@ -27,7 +27,7 @@ from torch import Tensor
 
 from dualprompt.backbones.architecture import infer, verify
 from dualprompt.backbones.facts import Facts, Triple, from_folder, from_header
-from dualprompt.backbones.known import EMBEDDED, EMBEDDED_FILE, EMBEDDED_SHA256, KNOWN, known
+from dualprompt.backbones.known import EMBEDDED, EMBEDDED_FILE, EMBEDDED_SHA256, KNOWN, RANDOM, known
 from dualprompt.backbones.layouts import to_timm
 from dualprompt.backbones.vit import VisionTransformer, ViTConfig, resize_positions
 from dualprompt.errors import DualPromptError, nearest
@@ -79,6 +79,8 @@ def read(name: str, progress: Progress = SILENT) -> Checkpoint:
         if checkpoint.info.sha256 != EMBEDDED_SHA256:
             raise DualPromptError(f"the embedded weights {path} are damaged (wrong SHA-256); install dualprompt again")
         return checkpoint
+    if name == RANDOM.name:
+        return _random()
     path, facts = _locate(name, progress)
     checkpoint = _read_file(name, path, facts)
     if checkpoint.info.normalisation == "assumed":
@@ -87,6 +89,26 @@ def read(name: str, progress: Progress = SILENT) -> Checkpoint:
     if asked != used:
         progress.note(f"{path.name} asks for {asked or 'no'} interpolation: images are resized with {used}")
     return checkpoint
+
+
+def _random() -> Checkpoint:
+    """Return the paper's architecture with weights that know nothing: enough to measure speed."""
+    config = ViTConfig(image_size=224, patch_size=16, dim=768, depth=12, heads=12, mlp_dim=3072)
+    generator = torch.Generator().manual_seed(0)
+    with torch.device("meta"):
+        shapes = {name: value.shape for name, value in VisionTransformer(config).state_dict().items()}
+    tensors = {
+        name: torch.ones(shape)
+        if "norm" in name and name.endswith("weight")
+        else torch.randn(shape, generator=generator) * 0.02
+        for name, shape in shapes.items()
+    }
+    half = (0.5, 0.5, 0.5)
+    parameters = sum(value.numel() for value in tensors.values())
+    info = CheckpointInfo(
+        RANDOM.name, "drawn", RANDOM.licence, "", 224, half, half, "bilinear", parameters, "assumed", None
+    )
+    return Checkpoint(config, tensors, info)
 
 
 def absolute_name(name: str) -> str:
@@ -115,7 +137,9 @@ def build(
         model = VisionTransformer(config)
     special = (2 if config.distilled else 1) if config.positions_cover_prefix else 0
     positions = resize_positions(checkpoint.tensors["pos_embed"], special, config.grid)
-    model.load_state_dict({**checkpoint.tensors, "pos_embed": positions}, assign=True)
+    # Copies: one who trains this network must not change the checkpoint.
+    tensors = {name: value.clone() for name, value in (checkpoint.tensors | {"pos_embed": positions}).items()}
+    model.load_state_dict(tensors, assign=True)
     return model.freeze()
 
 

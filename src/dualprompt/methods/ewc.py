@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor, nn
+from torch.compiler import set_stance
 from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -16,7 +17,8 @@ from dualprompt.backbones.vit import VisionTransformer
 from dualprompt.methods.base import METHODS, Batch, MethodConfig, TaskView
 from dualprompt.methods.finetune import FineTune, FineTuneConfig
 
-_GRADIENT_NUMBERS = 2**28  # of all images of a chunk together; 1 GiB in fp32
+# How many numbers the gradients of a chunk's images may hold together: as little as a CPU likes, 1 GiB elsewhere.
+_ON_CPU, _ELSEWHERE = 2**26, 2**28
 
 
 class EWCConfig(FineTuneConfig):
@@ -114,10 +116,11 @@ class EWC(FineTune):
 
         per_image = vmap(grad(score), in_dims=(None, 0, 0))
         total = [torch.zeros_like(parameter) for parameter in protected]
-        chunk = max(1, min(64, _GRADIENT_NUMBERS // sum(parameter.numel() for parameter in protected)))
-        precise = torch.autocast(total[0].device.type, enabled=False)
+        device = total[0].device.type
+        room = _ON_CPU if device == "cpu" else _ELSEWHERE
+        chunk = max(1, min(64, room // sum(parameter.numel() for parameter in protected)))
         # vmap knows attention only in its plain form, and is not meant to have compiled passes inside.
-        with precise, sdpa_kernel(SDPBackend.MATH), torch.compiler.set_stance("force_eager"):
+        with torch.autocast(device, enabled=False), sdpa_kernel(SDPBackend.MATH), set_stance("force_eager"):
             for inputs, labels in self._fisher_images(task):
                 choices = self._choices(labels, task.generator)
                 for part, choice in zip(inputs.split(chunk), choices.split(chunk), strict=True):

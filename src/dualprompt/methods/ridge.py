@@ -28,11 +28,15 @@ class Moments:
     def of(features: Tensor, labels: Tensor, classes: int, expand: Callable[[Tensor], Tensor]) -> Moments:
         """Sum over the features, each first passed through `expand`; they never exist all at once when expanded."""
         gram, sums = torch.zeros(()), torch.zeros(())
-        for rows, own in zip(features.split(4096), labels.to(features.device).split(4096), strict=True):
+        for rows, own in zip(features.split(4096), labels.split(4096), strict=True):
             expanded = precise(expand(rows))
             gram = gram.to(expanded) + expanded.T @ expanded
             sums = sums.to(expanded) + expanded.T @ F.one_hot(own, classes).to(expanded)
         return Moments(gram, sums, len(features))
+
+    def within(self, basis: Tensor) -> Moments:
+        """Return the moments of the features' coordinates in an orthonormal basis, (dim, smaller dim)."""
+        return Moments(basis.T @ self.gram @ basis, basis.T @ self.sums, self.count)
 
     def error(self, weight: Tensor) -> float:
         """Return the mean squared error ‖HW − Y‖² / n of (dim, classes) weights."""
@@ -74,15 +78,18 @@ class Ridge(nn.Module):
 
         Labels count from 0 in the task. Without a `strength`, λ is chosen on a fifth of these features.
         """
-        order = torch.randperm(len(features), generator=generator)
-        held, fitted = order[: len(order) // 5], order[len(order) // 5 :]
-        fit, held_out = (
-            Moments.of(features[rows.to(features.device)], labels[rows.to(labels.device)], classes, self.expand)
-            for rows in (fitted, held)
-        )
+        order = torch.randperm(len(features), generator=generator).to(features.device)
+        held, fitted = order.split([len(order) // 5, len(order) - len(order) // 5])
+        labels = labels.to(features.device)
+        fit, held_out = (Moments.of(features[rows], labels[rows], classes, self.expand) for rows in (fitted, held))
         self.gram += (fit.gram + held_out.gram).to(self.gram)
         self.sums.append(fit.sums + held_out.sums)
-        return self.solve(choose_strength(fit, held_out) if strength is None else strength)
+        if strength is None:
+            if len(fitted) < len(self.gram):  # solutions lie in the span of the samples, which is the smaller space
+                basis = torch.linalg.qr(precise(self.expand(features[fitted])).T).Q
+                fit, held_out = fit.within(basis), held_out.within(basis)
+            strength = choose_strength(fit, held_out)
+        return self.solve(strength)
 
     def solve(self, strength: float) -> list[Tensor]:
         """Return (G + λI)⁻¹ C for each task's classes, transposed: (classes, dim)."""

@@ -5,11 +5,12 @@ Every ratio is measured in one process, the two sides taking turns, on the same 
 
 from __future__ import annotations
 
-import copy
 import statistics
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,16 +20,27 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dualprompt.backbones import weights
 from dualprompt.backbones.vit import VisionTransformer
-from dualprompt.config import RunConfig, TrainConfig
+from dualprompt.config import RunConfig, TrainConfig, compose
 from dualprompt.methods.base import Batch, TaskView
 from dualprompt.methods.dualprompt import DualPrompt, DualPromptConfig
 from dualprompt.progress import SILENT, Progress
 from dualprompt.studies import reference
+from dualprompt.training import group
 from dualprompt.training.distributed import compute_dtype, launch
 from dualprompt.training.loop import make_optimiser
+from dualprompt.training.steps import Inputs, Steps, compile_cache
 
 CLASSES = 10  # a task
 Step = Callable[[], Any]
+# Where a kernel's time belongs, by what its name holds; the first that fits counts.
+KINDS = {
+    "attention": ("sdpa", "flash", "fmha", "dot_do_o", "convert_dq", "attention"),
+    "matrix products": ("nvjet", "gemm", "cutlass", "cublas", "sm90_xmma", "splitk"),
+    "normalisation and residuals": ("layer_norm", "LayerNorm"),
+    "GELU": ("gelu", "Gelu"),
+    "optimiser": ("multi_tensor_apply", "Optimizer"),
+    "copies and the rest": ("",),
+}
 
 
 @dataclass(frozen=True)
@@ -39,7 +51,7 @@ class Effort:
     seconds: float
 
 
-QUICK, FULL = Effort(3, 0.5), Effort(7, 2.0)
+QUICK, FULL = Effort(3, 0.5), Effort(5, 0.7)
 
 
 @dataclass(frozen=True)
@@ -47,6 +59,7 @@ class Rate:
     """Images a second, and what they are compared with."""
 
     what: str
+    batch: int
     ours: float
     reference: float
     roofline: float  # what the measured matrix product rate would allow for the counted operations
@@ -61,44 +74,159 @@ class Bench:
     """A method with some tasks, its twin in fp32, and random images, on one device."""
 
     def __init__(self, config: RunConfig, effort: Effort, progress: Progress = SILENT) -> None:
-        batch = config.train.batch_size
-        self.device = launch(config).device
+        self.config, self.effort, self.progress = config, effort, progress
+        self.fabric = launch(config)
+        self.device = self.fabric.device
         self.dtype = compute_dtype(config, self.device)
-        self.batch, self.effort, self.progress = batch, effort, progress
         checkpoint = weights.read(config.backbone.name, progress)
         self.info = checkpoint.info
-        plain = weights.build(checkpoint, input_size=config.backbone.input_size, gelu=config.backbone.gelu)
-        self.plain = plain.to(self.device)
-        self.backbone = copy.deepcopy(plain).to(self.device, self.dtype) if self.dtype != torch.float32 else plain
-        generator = torch.Generator().manual_seed(0)
-        side = plain.config.image_size
-        self.images = torch.randn(batch, 3, side, side, generator=generator).to(self.device)
-        self.labels = torch.arange(batch, device=self.device) % CLASSES
-        self.flops = self._matmul_rate()
+
+        def build() -> VisionTransformer:
+            return weights.build(checkpoint, input_size=config.backbone.input_size, gelu=config.backbone.gelu)
+
+        self.backbone = build().to(self.device, self.dtype)
+        self.plain = self.backbone if self.dtype == torch.float32 else build()  # goes to the device when it is needed
+        self.compiles = config.compile == "on" or (config.compile == "auto" and self.device.type == "cuda")
+        self.backbone.compiled = self.compiles
 
     def method(self, tasks: int, backbone: VisionTransformer | None = None) -> DualPrompt:
         """Return a method that has begun `tasks` tasks."""
         method = DualPrompt(DualPromptConfig(), backbone or self.backbone).to(self.device)
+        empty = torch.empty(0)
         for task in range(tasks):
-            generator = torch.Generator().manual_seed(task)
-            method.begin_task(
-                TaskView(task, f"task {task + 1}", CLASSES, task * CLASSES, generator, lambda: self.images)
-            )
+            generator, first = torch.Generator().manual_seed(task), task * CLASSES
+            view = TaskView(task, str(task), CLASSES, first, generator, lambda: empty, empty, lambda: iter(()))
+            method.begin_task(view)
         return method
 
-    def trainer(self, method: DualPrompt, query: Tensor | None) -> Step:
-        """Return one training step of ours; with `query`, the frozen features are known."""
-        optimiser = make_optimiser(method.trainable(), TrainConfig())
+    def run(self, batches: Sequence[int], end_to_end: str | None = None) -> dict[str, Any]:
+        """Measure everything, training and evaluation at each of the batch sizes; return plain values."""
+        if self.compiles:
+            self.progress.note(f"the first passes compile the backbone; the result is kept in {compile_cache()}")
+        began = time.perf_counter()
+        sides = [_Sides(self, batch) for batch in batches]
+        memory = {side.batch: side.peak_memory() for side in sides} if self.device.type == "cuda" else None
+        compiling = time.perf_counter() - began
+        self.plain.to(self.device)
+        flops = self._matmul_rate()
+        rates = [rate for side in sides for rate in side.rates(flops)]
+        first = sides[0]
+        return {
+            "backbone": self.info.name,
+            "input_size": self.plain.config.image_size,
+            "device": torch.cuda.get_device_name() if self.device.type == "cuda" else f"{self.device.type}",
+            "threads": torch.get_num_threads(),
+            "precision": str(self.dtype).removeprefix("torch."),
+            "compiled": self.compiles,
+            "first_steps_seconds": compiling,
+            "batch": first.batch,
+            "torch": torch.__version__,
+            "train_ratio": rates[0].ratio,
+            "eval_ratio": next(rate.ratio for rate in rates if rate.what == "evaluate, query known"),
+            "rates": [asdict(rate) | {"ratio": rate.ratio, "of_roofline": rate.ours / rate.roofline} for rate in rates],
+            "agreement": first.agreement(),
+            "growth": first.growth(),
+            "matmul_tflops": flops / 1e12,
+            "peak_memory_gib": memory,
+            "profile": first.profile() if self.device.type == "cuda" else None,
+            "end_to_end": self.end_to_end(end_to_end) if end_to_end else None,
+        }
+
+    def end_to_end(self, preset: str) -> dict[str, Any]:
+        """Run a whole benchmark twice, the first time compiling whatever is to be compiled; return seconds."""
+        options = {"backbone.name": self.config.backbone.name, "device": self.config.device}
+        seconds: list[float] = []
+        result: dict[str, Any] = {}
+        for _ in range(2):
+            torch.compiler.reset()
+            with tempfile.TemporaryDirectory() as folder:
+                config = compose(preset, None, options | {"compile": self.config.compile})
+                began = time.perf_counter()
+                runs = group.start(group.plan([config], baseline=False), Path(folder) / "run", self.progress)
+                seconds.append(time.perf_counter() - began)
+                result = runs[0].result()
+        return {"preset": preset, "first_seconds": seconds[0], "second_seconds": seconds[1], "A": result["A"]}
+
+    def turns(self, *steps: Step) -> list[float]:
+        """Return the seconds a call of each, the sides taking turns; the median over rounds."""
+        for step in steps:
+            for _ in range(4):  # enough for whatever is compiled or recorded
+                step()
+        taken: list[list[float]] = [[] for _ in steps]
+        for _ in range(self.effort.rounds):
+            for times, step in zip(taken, steps, strict=True):
+                times.append(self.seconds(step))
+        return [statistics.median(times) for times in taken]
+
+    def seconds(self, step: Step) -> float:
+        """Return the seconds of one call, from as many as the effort asks for."""
+        self.wait()
+        start, calls = time.perf_counter(), 0
+        while calls == 0 or time.perf_counter() - start < self.effort.seconds:
+            for _ in range(1 if self.device.type == "cpu" else 5):
+                step()
+                calls += 1
+            self.wait()
+        return (time.perf_counter() - start) / calls
+
+    def wait(self) -> None:
+        """Let a GPU finish what is queued."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def _matmul_rate(self) -> float:
+        """Return the floating-point operations a second of a large matrix product in the compute precision, at best."""
+        size = 8192 if self.device.type == "cuda" else 1536
+        one, two = (torch.randn(size, size, device=self.device).to(self.dtype) for _ in range(2))
+        times = [self.seconds(lambda: one @ two) for _ in range(self.effort.rounds + 1)]  # the first warms up
+        return 2 * size**3 / min(times)
+
+
+class _Sides:
+    """Ours and the twin at one batch size."""
+
+    def __init__(self, bench: Bench, batch: int) -> None:
+        self.bench, self.batch = bench, batch
+        side, device = bench.backbone.config.image_size, bench.device
+        generator = torch.Generator().manual_seed(0)
+        self.plain_images = torch.randn(batch, 3, side, side, generator=generator).to(device)
+        self.images = self.plain_images.to(bench.dtype)
+        self.labels = torch.arange(batch, device=device) % CLASSES
+        self._query: Tensor | None = None
+
+    @property
+    def query(self) -> Tensor:
+        """The frozen features of the images."""
+        if self._query is None:
+            with torch.no_grad():
+                found = self._query = self.bench.backbone(self.images).clone()
+            return found
+        return self._query
+
+    def trainer(self, method: DualPrompt, known: bool) -> Step:
+        """Return one training step of ours, with the frozen features known or not."""
+        optimiser = make_optimiser(method.trainable(), TrainConfig(), device=self.bench.device)
         labels = self.labels + method.head.first_newest
 
-        def step() -> None:
-            images = self.images.to(self.dtype)
-            loss = method.loss(Batch(lambda: images, labels, query=query))
+        def step(inputs: Inputs) -> None:
             optimiser.zero_grad(set_to_none=True)
-            loss.backward()
+            method.loss(Batch(lambda: inputs["images"], inputs["labels"], query=inputs.get("query"))).backward()
             optimiser.step()
 
-        return step
+        return self._stepped(step, labels, known)
+
+    def predictor(self, method: DualPrompt, known: bool) -> Step:
+        """Return one prediction of ours."""
+
+        def step(inputs: Inputs) -> None:
+            method.predict(Batch(lambda: inputs["images"], inputs["labels"], query=inputs.get("query")))
+
+        return self._stepped(step, self.labels, known)
+
+    def _stepped(self, step: Callable[[Inputs], None], labels: Tensor, known: bool) -> Step:
+        inputs = {"images": self.images, "labels": labels} | ({"query": self.query} if known else {})
+        steps = Steps(step, self.bench.fabric, self.batch)
+        return lambda: steps(inputs)
 
     def reference_trainer(self, method: DualPrompt) -> Step:
         """Return one training step of the straight-line twin."""
@@ -106,118 +234,112 @@ class Bench:
         labels = self.labels + method.head.first_newest
 
         def step() -> None:
-            loss = reference.loss(method, self.plain, self.images, labels)
             optimiser.zero_grad(set_to_none=True)
-            loss.backward()
+            reference.loss(method, self.bench.plain, self.plain_images, labels).backward()
             optimiser.step()
 
         return step
 
-    def predictor(self, method: DualPrompt, query: Tensor | None) -> Step:
-        """Return one prediction of ours."""
-        return lambda: method.predict(Batch(lambda: self.images.to(self.dtype), self.labels, query=query))
+    def reference_predictor(self, method: DualPrompt) -> Step:
+        """Return one prediction of the straight-line twin."""
+        return lambda: reference.predict(method, self.bench.plain, self.plain_images)
 
-    def run(self) -> dict[str, Any]:
-        """Measure everything; return plain values."""
-        with torch.no_grad():
-            query = self.backbone(self.images.to(self.dtype))
-        ours, twin = self.method(10), self.method(10, self.plain)
-        sides = {
-            "train, query known": (self.trainer(ours, query), self.reference_trainer(twin)),
-            "train, query computed": (self.trainer(ours, None), self.reference_trainer(twin)),
-            "evaluate, query known": (self.predictor(ours, query), self._reference_predictor(twin)),
-            "evaluate, both passes": (self.predictor(ours, None), self._reference_predictor(twin)),
-        }
-        rates = [self._rate(what, *pair) for what, pair in sides.items()]
-        growth = self._growth(query)
-        return {
-            "backbone": self.info.name,
-            "input_size": self.plain.config.image_size,
-            "device": torch.cuda.get_device_name() if self.device.type == "cuda" else f"{self.device.type}",
-            "threads": torch.get_num_threads(),
-            "precision": str(self.dtype).removeprefix("torch."),
-            "batch": self.batch,
-            "torch": torch.__version__,
-            "train_ratio": rates[0].ratio,
-            "eval_ratio": rates[2].ratio,
-            "rates": [asdict(rate) | {"ratio": rate.ratio, "of_roofline": rate.ours / rate.roofline} for rate in rates],
-            "growth": growth,
-            "matmul_tflops": self.flops / 1e12,
-            "peak_memory_gib": self._peak_memory(ours, query),
-        }
+    def rates(self, flops: float) -> list[Rate]:
+        """Measure training and evaluation, with the query known and computed."""
+        ours, twin = self.bench.method(10), self.bench.method(10, self.bench.plain)
+        found = []
+        for what, known, mine, other in (
+            ("train, query known", True, self.trainer, self.reference_trainer),
+            ("train, query computed", False, self.trainer, self.reference_trainer),
+            ("evaluate, query known", True, self.predictor, self.reference_predictor),
+            ("evaluate, both passes", False, self.predictor, self.reference_predictor),
+        ):
+            self.bench.progress.note(f"measuring: {what}, batch {self.batch}")
+            fast, slow = self.bench.turns(mine(ours, known), other(twin))
+            roofline = self.batch * flops / self._operations(ours, what, known)
+            found.append(Rate(what, self.batch, self.batch / fast, self.batch / slow, roofline))
+        return found
 
-    def _reference_predictor(self, twin: DualPrompt) -> Step:
-        return lambda: reference.predict(twin, self.plain, self.images)
-
-    def _rate(self, what: str, ours: Step, other: Step) -> Rate:
-        self.progress.note(f"measuring: {what}")
-        fast, slow = self._turns(ours, other)
+    def _operations(self, method: DualPrompt, what: str, known: bool) -> int:
+        """Return the floating-point operations of one step."""
+        batch = Batch(lambda: self.images, self.labels + method.head.first_newest, query=self.query if known else None)
+        compiled, self.bench.backbone.compiled = self.bench.backbone.compiled, False  # what is compiled is not counted
         with FlopCounterMode(display=False) as counter:
-            ours()
-        return Rate(what, self.batch / fast, self.batch / slow, self.batch * self.flops / counter.get_total_flops())
+            if what.startswith("train"):
+                method.loss(batch).backward()
+            else:
+                method.predict(batch)
+        self.bench.backbone.compiled = compiled
+        return counter.get_total_flops()
 
-    def _turns(self, *steps: Step) -> list[float]:
-        """Return the seconds a call of each, the sides taking turns; the median over rounds."""
-        for step in steps:
-            step()
-        taken: list[list[float]] = [[] for _ in steps]
-        for _ in range(self.effort.rounds):
-            for times, step in zip(taken, steps, strict=True):
-                times.append(self._seconds(step))
-        return [statistics.median(times) for times in taken]
+    def agreement(self, steps: int = 20) -> dict[str, float]:
+        """Train ours and the twin from the same start on the same images; return how far apart they come to stand."""
+        ours, twin = self.bench.method(2), self.bench.method(2, self.bench.plain)
+        start = {name: value.clone() for name, value in ours.state().items()}
+        one, other = self.trainer(ours, True), self.reference_trainer(twin)
+        for _ in range(steps):
+            one()
+            other()
+        moved = max(float((value - start[name]).abs().max()) for name, value in twin.state().items())
+        apart = max(float((value - ours.state()[name]).abs().max()) for name, value in twin.state().items())
+        with torch.no_grad():
+            mine = ours.predict(Batch(lambda: self.images, self.labels)).logits.argmax(dim=1)
+            theirs = reference.predict(twin, self.bench.plain, self.plain_images)[0].argmax(dim=1)
+        same = float((mine == theirs).float().mean())
+        return {"steps": steps, "moved": moved, "apart": apart, "same_predictions_percent": 100 * same}
 
-    def _seconds(self, step: Step) -> float:
-        self._wait()
-        start, calls = time.perf_counter(), 0
-        while calls == 0 or time.perf_counter() - start < self.effort.seconds:
-            step()
-            calls += 1
-            self._wait()
-        return (time.perf_counter() - start) / calls
-
-    def _wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-
-    def _growth(self, query: Tensor) -> dict[str, float]:
+    def growth(self) -> dict[str, float]:
         """Return what a task costs when there are many: later steps and predictions against early ones."""
-        self.progress.note("measuring: many tasks")
-        first, hundredth = self._turns(self.trainer(self.method(1), query), self.trainer(self.method(100), query))
-        few, many = self._turns(self.predictor(self.method(10), query), self.predictor(self.method(1000), query))
+        self.bench.progress.note("measuring: many tasks")
+        method = self.bench.method
+        first, hundredth = self.bench.turns(self.trainer(method(1), True), self.trainer(method(100), True))
+        few, many = self.bench.turns(self.predictor(method(10), True), self.predictor(method(1000), True))
         return {
             "training_task_100_v_1_percent": 100 * (hundredth / first - 1),
             "prediction_1000_v_10_tasks_percent": 100 * (many / few - 1),
-            "bytes_a_task": float(self._bytes(self.method(2)) - self._bytes(self.method(1))),
+            "bytes_a_task": float(_bytes(method(2)) - _bytes(method(1))),
         }
 
-    @staticmethod
-    def _bytes(method: DualPrompt) -> int:
-        return sum(value.numel() * value.element_size() for value in method.state().values())
-
-    def _matmul_rate(self) -> float:
-        """Return the floating-point operations a second of a large matrix product in the compute precision, at best."""
-        size = 8192 if self.device.type == "cuda" else 1536
-        one, two = (torch.randn(size, size, device=self.device).to(self.dtype) for _ in range(2))
-        times = [self._seconds(lambda: one @ two) for _ in range(self.effort.rounds + 1)]  # the first warms up
-        return 2 * size**3 / min(times)
-
-    def _peak_memory(self, method: DualPrompt, query: Tensor) -> float | None:
-        if self.device.type != "cuda":
-            return None
+    def peak_memory(self) -> float:
+        """Return the GiB that training takes at most, weights and images included."""
+        known = self.query  # not part of a step
         torch.cuda.reset_peak_memory_stats()
-        self.trainer(method, query)()
-        self._wait()
+        step = self.trainer(self.bench.method(1), known is not None)
+        for _ in range(4):
+            step()
+        self.bench.wait()
         return torch.cuda.max_memory_allocated() / 2**30
+
+    def profile(self) -> dict[str, float]:
+        """Return where the milliseconds of a training step go, kind by kind; gaps are when the GPU waits."""
+        from torch.profiler import ProfilerActivity, profile
+
+        step, steps = self.trainer(self.bench.method(10), True), 10
+        taken = self.bench.turns(step)[0]
+        with profile(activities=[ProfilerActivity.CUDA]) as found:
+            for _ in range(steps):
+                step()
+            self.bench.wait()
+        spent = dict.fromkeys(KINDS, 0.0)
+        for kernel in found.key_averages():
+            kind = next(kind for kind, marks in KINDS.items() if any(mark in kernel.key for mark in marks))
+            spent[kind] += kernel.self_device_time_total / steps / 1e3
+        return {**spent, "gaps": max(0.0, 1e3 * taken - sum(spent.values())), "step": 1e3 * taken}
+
+
+def _bytes(method: DualPrompt) -> int:
+    return sum(value.numel() * value.element_size() for value in method.state().values())
 
 
 def tables(found: dict[str, Any]) -> list[Table]:
     """Return the measurements for a terminal."""
     where = f"{found['precision']} on {found['device']}"
-    title = f"{found['backbone']} at {found['input_size']} px, batch {found['batch']}, {where}"
-    speed = Table("", "img/s", "straight line", "ratio", "of the roofline", title=title, min_width=len(title))
+    title = f"{found['backbone']} at {found['input_size']} px, {where}"
+    speed = Table("", "batch", "img/s", "straight line", "ratio", "of the roofline", title=title, min_width=len(title))
     for rate in found["rates"]:
         speed.add_row(
             rate["what"],
+            str(rate["batch"]),
             f"{rate['ours']:,.1f}",
             f"{rate['reference']:,.1f}",
             f"{rate['ratio']:.2f} ×",
@@ -229,6 +351,21 @@ def tables(found: dict[str, Any]) -> list[Table]:
         "prediction with 1,000 v 10 tasks", f"{found['growth']['prediction_1000_v_10_tasks_percent']:+.1f} %"
     )
     growth.add_row("bytes a task adds", f"{found['growth']['bytes_a_task']:,.0f}")
-    if found["peak_memory_gib"] is not None:
-        growth.add_row("peak memory of a training step", f"{found['peak_memory_gib']:.2f} GiB")
-    return [speed, growth]
+    for batch, peak in (found["peak_memory_gib"] or {}).items():
+        growth.add_row(f"peak memory of training, batch {batch}", f"{peak:.2f} GiB")
+    close = found["agreement"]
+    growth.add_row(
+        f"after {close['steps']} steps, ours and the twin",
+        f"moved {close['moved']:.2g}, are {close['apart']:.2g} apart, "
+        f"predict the same for {close['same_predictions_percent']:.1f} %",
+    )
+    if (whole := found["end_to_end"]) is not None:
+        growth.add_row(f"{whole['preset']}, first time", f"{whole['first_seconds']:.1f} s")
+        growth.add_row(f"{whole['preset']}, again", f"{whole['second_seconds']:.1f} s")
+    shown = [speed, growth]
+    if found["profile"] is not None:
+        profile = Table(f"a training step, batch {found['batch']}", "ms")
+        for kind, spent in found["profile"].items():
+            profile.add_row(kind, f"{spent:.2f}")
+        shown.append(profile)
+    return shown

@@ -78,7 +78,13 @@ class Feed:
         return self._resident[images]
 
     def course(
-        self, subset: Subset, task: int, phase: Phase, number: int = 0, buffer: Subset | None = None, frozen: bool = True
+        self,
+        subset: Subset,
+        task: int,
+        phase: Phase,
+        number: int = 0,
+        buffer: Subset | None = None,
+        frozen: bool = True,
     ) -> Course:
         """Return the batches of a phase, the `number`-th of its task; with `frozen`, known features come with them."""
         return Course(self, subset, task, phase, number, buffer, frozen)
@@ -94,8 +100,10 @@ class Feed:
 
     def fixed(self, subset: Subset, rows: Tensor, known: Tensor | None = None) -> Inputs:
         """Return the inputs of a batch that shows images of a subset as evaluation sees them."""
-        inputs = self._look(subset, rows, self.view.fixed_boxes(subset.images.shapes[subset.indices[rows]]), None)
-        return self._shown(subset.images, inputs | ({} if known is None else {"frozen": known, "query": known}))
+        inputs = self.look(subset, rows)
+        if (boxes := self.view.fixed_boxes(inputs["shapes"])) is not None:
+            inputs["boxes"] = boxes
+        return self.shown(subset.images, inputs | ({} if known is None else {"frozen": known, "query": known}))
 
     def batch(self, images: Images, inputs: Inputs) -> Batch:
         """Return the batch of some inputs, which are on the device."""
@@ -145,13 +153,12 @@ class Feed:
             self._features[subset] = total(self.fabric, out)
         return self._features[subset]
 
-    def _look(self, subset: Subset, rows: Tensor, boxes: Tensor | None, flips: Tensor | None) -> Inputs:
+    def look(self, subset: Subset, rows: Tensor) -> Inputs:
+        """Return which images these rows of a subset are."""
         index = subset.indices[rows]
-        look = {"index": index, "shapes": subset.images.shapes[index], "labels": subset.labels[rows]}
-        drawn = {"boxes": boxes, "flips": flips}
-        return look | {name: value for name, value in drawn.items() if value is not None}
+        return {"index": index, "shapes": subset.images.shapes[index], "labels": subset.labels[rows]}
 
-    def _shown(self, images: Images, inputs: Inputs) -> Inputs:
+    def shown(self, images: Images, inputs: Inputs) -> Inputs:
         """Replace what describes a view by the view itself, where the pixels do not lie on the device."""
         if self.resident(images) is not None:
             return inputs
@@ -192,6 +199,8 @@ class Course:
         self._place = (task,) if number == 0 else (task, "phase", number)
         serves = self.view.training_is_fixed or feed.config.train.query_view == "fixed"
         known = frozen and serves and phase.views == 1
+        for images in (subset.images, *(() if self.buffer is None else (self.buffer.images,))):
+            feed.resident(images)  # now, not in the thread that draws ahead
         self._known = feed.features(subset) if known else None
         self._known_of_buffer = feed.features(self.buffer) if known and self.buffer is not None else None
 
@@ -207,11 +216,11 @@ class Course:
             yield from (self._finish(self._draw(order, epoch, step)) for step in range(start, self.steps))
             return
         with ThreadPoolExecutor(1) as ahead:
-            waiting = [ahead.submit(self._draw, order, epoch, step) for step in range(start, min(start + 2, self.steps))]
+            waiting = [ahead.submit(self._draw, order, epoch, start)]
             for step in range(start, self.steps):
-                drawn = waiting.pop(0).result()
-                if step + 2 < self.steps:
-                    waiting.append(ahead.submit(self._draw, order, epoch, step + 2))
+                drawn = waiting.pop().result()
+                if step + 1 < self.steps:
+                    waiting.append(ahead.submit(self._draw, order, epoch, step + 1))
                 yield self._finish(drawn)
 
     def batch(self, inputs: Inputs) -> Batch:
@@ -263,12 +272,12 @@ class Course:
         shapes = subset.images.shapes[subset.indices[rows]]
         draws = [self.view.draw(shapes, generator) for _ in range(self.phase.views)]
         mine = rows[part]
-        first = draws[0]
-        boxes, flips = (self.view.fixed_boxes(shapes[part]), None) if first is None else (first[0][part], first[1][part])
-        inputs = self.feed._look(subset, mine, boxes, flips) | {"rows": mine}
-        for second in draws[1:]:
-            if second is not None:
-                inputs |= {"boxes2": second[0][part], "flips2": second[1][part]}
+        inputs = self.feed.look(subset, mine) | {"rows": mine}
+        if (boxes := self.view.fixed_boxes(shapes[part])) is not None and draws[0] is None:
+            inputs["boxes"] = boxes
+        for which, drawn in zip(("", "2"), draws, strict=False):
+            if drawn is not None:
+                inputs |= {f"boxes{which}": drawn[0][part], f"flips{which}": drawn[1][part]}
         if subset.notes is not None:
             inputs["noted"] = subset.notes[mine]
         if self.feed.resident(subset.images) is None:  # the costly part, so that it is done ahead
@@ -293,7 +302,7 @@ class Course:
             inputs["query"] = features
             if self.view.training_is_fixed:
                 inputs["frozen"] = features
-        return self.feed._shown(subset.images, inputs)
+        return self.feed.shown(subset.images, inputs)
 
 
 def _part(inputs: Inputs, prefix: str, without: str = "\0") -> Inputs:

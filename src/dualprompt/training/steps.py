@@ -49,9 +49,7 @@ class Steps:
     its time on launching kernels one by one. `full` is the usual batch; only calls of that size are compiled.
     """
 
-    def __init__(
-        self, function: Callable[[Inputs], None], fabric: Fabric, full: int, capturable: bool = True
-    ) -> None:
+    def __init__(self, function: Callable[[Inputs], None], fabric: Fabric, full: int, capturable: bool = True) -> None:
         self.function, self.device, self.full = function, fabric.device, full
         captures = capturable and self.device.type == "cuda" and fabric.world_size == 1
         self.stream = torch.cuda.Stream() if captures else None
@@ -90,9 +88,9 @@ class Steps:
         fixed = {name: value.clone() for name, value in placed.items()}
         graph = torch.cuda.CUDAGraph()
         # Thread-local: another thread may pin memory meanwhile, for the batches to come.
-        with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
-            with self._circumstances(fixed):
-                self.function(fixed)
+        recording = torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local")
+        with self._circumstances(fixed), recording:
+            self.function(fixed)
         return graph, fixed
 
     @contextmanager

@@ -1,0 +1,257 @@
+"""The main table: mean and deviation over seeds, grouped as in the paper, with the paper's numbers beside ours."""
+
+from __future__ import annotations
+
+import csv
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dualprompt.cli import main
+from dualprompt.methods.base import METHODS
+from dualprompt.studies import main_table, paper
+from dualprompt.studies.sheet import Column, Sheet, as_latex, as_markdown, as_rich
+from dualprompt.studies.tables import text, wide
+from sandbox import World, call, contents
+
+
+@pytest.fixture(scope="module")
+def benchmark(world: World) -> Path:
+    """A tiny benchmark that bears the name of one of the paper's."""
+    values = yaml.safe_load(world.preset.read_text())["benchmark"]
+    return world.preset_with("cifar.yaml", benchmark=values | {"name": "split-cifar100"})
+
+
+@pytest.fixture(scope="module")
+def made(benchmark: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[tuple[object, ...], Any]:
+    """A command that makes the table of two methods over two seeds, and what it printed."""
+    root = tmp_path_factory.mktemp("table") / "runs"
+    command = ("table", "main", "--benchmark", benchmark, "--methods", "frozen-head,dualprompt,dualprompt:keys=mean")
+    command = (*command, "--seeds", 2, "--runs", root, "--train.epochs", 1)
+    done = call(*command, "--json")
+    assert done.code == 0, done.err
+    return command, done.json
+
+
+def test_mean_and_deviation_over_seeds(made: tuple[tuple[object, ...], Any]) -> None:
+    _, value = made
+    assert [row["method"] for row in value["rows"]] == ["frozen-head", "dualprompt", "dualprompt:keys=mean"]
+    for row in value["rows"]:
+        results = [json.loads((Path(run) / "result.json").read_text()) for run in row["runs"]]
+        assert row["seeds"] == [result["seed"] for result in results] == [0, 1]
+        for key in ("average_accuracy", "forgetting", "matching_accuracy"):
+            numbers = [result[key] for result in results]
+            if row["method"] == "frozen-head" and key == "matching_accuracy":
+                assert (row[key], row[f"{key}_std"]) == (None, None)
+                continue
+            assert row[key] == pytest.approx(statistics.mean(numbers))
+            assert row[f"{key}_std"] == pytest.approx(statistics.stdev(numbers))
+        assert row["additional_parameters"] == results[0]["parameters"]["additional"]["count"]
+        assert row["training_seconds"] > 0
+    plain, mean = (json.loads((Path(row["runs"][0]) / "manifest.json").read_text()) for row in value["rows"][1:])
+    assert (plain["config"]["method"]["keys"], mean["config"]["method"]["keys"]) == ("learned", "mean")
+
+
+def test_runs_are_reused_and_every_form_says_the_same(made: tuple[tuple[object, ...], Any], tmp_path: Path) -> None:
+    command, value = made
+    root = Path(str(command[command.index("--runs") + 1]))
+    before = contents(root)
+    shown = {form: call(*command, "--format", form).out for form in ("text", "markdown", "latex", "csv")}
+    assert contents(root) == before
+    for row in value["rows"]:
+        mean, deviation = f"{row['average_accuracy']:.2f}", f"{row['average_accuracy_std']:.2f}"
+        for form, sign in (("text", " ± "), ("markdown", " ± "), ("latex", r" $\pm$ ")):
+            line = next(line for line in shown[form].splitlines() if row["method"] in line.replace("\\", ""))
+            assert f"{mean}{sign}{deviation}" in line
+    rows = list(csv.DictReader(shown["csv"].splitlines()))
+    assert [float(row["average_accuracy"]) for row in rows] == [row["average_accuracy"] for row in value["rows"]]
+    assert [row["paper_accuracy"] for row in rows] == ["", "86.51", ""]
+    for name, form in (("t.md", "markdown"), ("t.tex", "latex"), ("t.csv", "csv"), ("t.txt", "text")):
+        assert call(*command, "--out", tmp_path / name).code == 0
+        assert (tmp_path / name).read_text().splitlines() == shown[form].splitlines()
+
+
+def test_the_papers_numbers_say_whose_they_are(made: tuple[tuple[object, ...], Any]) -> None:
+    command, value = made
+    shown = call(*command, "--format", "markdown").out
+    head = next(line for line in shown.splitlines() if line.startswith("| method"))
+    assert "paper's A (%) (other backbone: ViT-B/16, ImageNet-21k)" in head
+    assert "| 86.51 ± 0.33 | 5.16 ± 0.09 |" in shown
+    assert "another backbone (ViT-B/16, ImageNet-21k): not comparable with vit.safetensors" in shown
+    assert (value["same_backbone"], value["paper_backbone"]) == (False, "ViT-B/16, ImageNet-21k")
+
+
+def test_the_same_backbone_is_not_called_another(benchmark: Path) -> None:
+    line = main_table.lines(str(benchmark), None, ["dualprompt"], [], {"backbone.name": "vit-b16-in21k"})[0]
+    row = main_table.Row(line, (), paper.SPLIT_CIFAR100[0]["dualprompt"])
+    sheet = main_table.sheet([row])
+    assert [column.heading for column in sheet.columns][4:6] == ["paper's A (%)", "paper's F (%)"]
+    assert not any("backbone" in remark for remark in sheet.remarks)
+    for name in ("timm/vit_base_patch16_224.orig_in21k", "hf-hub:timm/vit_base_patch16_224.orig_in21k"):
+        assert paper.is_its_backbone(name)
+    assert not paper.is_its_backbone("vit-b16-augreg-in21k")
+
+
+def test_a_benchmark_that_the_paper_lacks_has_no_such_column(world: World, tmp_path: Path) -> None:
+    options = ("--methods", "frozen-head", "--seeds", 1, "--runs", tmp_path, "--train.epochs", 1)
+    shown = call("table", "main", "--benchmark", world.preset, *options).out
+    assert "paper" not in shown
+    assert "seed 0" in shown
+
+
+def test_lines_are_grouped_as_in_the_paper() -> None:
+    names = ["upper-bound", "dualprompt", "er", "ft-seq", "der++"]
+    found = main_table.lines("split-cifar100", None, names, [], {})
+    assert [(line.label, line.buffer, line.joint) for line in found] == [
+        ("er", 1000, False),
+        ("der++", 1000, False),
+        ("er", 5000, False),
+        ("der++", 5000, False),
+        ("dualprompt", None, False),
+        ("ft-seq", None, False),
+        ("upper-bound", None, True),
+    ]
+    assert [line.config.method.get("buffer_size") for line in found][:4] == [1000, 1000, 5000, 5000]
+    assert {line.config.train.recipe for line in found} == {"paper"}  # a buffer's size is no change of the recipe
+    five = main_table.lines("5-datasets", None, ["er"], [], {"benchmark.name": "reduced"})
+    assert [line.buffer for line in five] == [250, 500]
+    assert [line.buffer for line in main_table.lines("5-datasets", None, ["er"], [20], {})] == [20]
+    assert len(main_table.lines("mini", None, ["er"], [], {})) == 1  # at the recipe's size
+
+
+def test_by_default_every_method_is_there_in_the_papers_order() -> None:
+    found = main_table.default_methods()
+    assert sorted(found) == METHODS.names()
+    theirs = [name for name in found if name in paper.ORDER]
+    assert theirs == [name for name in paper.ORDER if name in METHODS]
+    assert [METHODS[name].joint for name in found] == sorted(METHODS[name].joint for name in found)
+
+
+def test_the_typed_numbers_agree_with_what_the_paper_says_elsewhere() -> None:
+    cifar, imagenet = paper.SPLIT_CIFAR100[0], paper.SPLIT_IMAGENET_R[0]
+    bound = cifar["upper-bound"].accuracy
+    # "Diff" of Table 2, and the rows that the tables of prompting functions, ablation and matching repeat.
+    assert bound - cifar["dualprompt"].accuracy == pytest.approx(4.34)
+    assert bound - cifar["l2p"].accuracy == pytest.approx(6.99)
+    assert (cifar["dualprompt"].accuracy, cifar["dualprompt"].forgetting) == (86.51, 5.16)
+    assert (imagenet["dualprompt"].accuracy, imagenet["dualprompt"].forgetting) == (68.13, 4.68)
+    for name, table in paper.TABLES.items():
+        sizes = paper.buffers(name)
+        assert [set(table[size]) for size in sizes] == [set(table[sizes[0]])] * 2
+        assert set(table[0]) == {"ft-seq", "ewc", "lwf", "l2p", "dualprompt", "upper-bound"}
+        assert all(method in METHODS for methods in table.values() for method in methods)
+        for size in sizes:  # "5000 is large": every method gains by a larger buffer, and none passes the bound
+            for method, numbers in table[size].items():
+                assert table[sizes[0]][method].accuracy <= numbers.accuracy < table[0]["upper-bound"].accuracy
+    assert (paper.buffers("split-cifar100"), paper.buffers("5-datasets"), paper.buffers("x")) == (
+        [1000, 5000],
+        [250, 500],
+        [],
+    )
+
+
+def test_rehearsal_and_joint_training_in_the_table(world: World, tmp_path: Path) -> None:
+    names = ("--methods", "upper-bound,er,frozen-head", "--buffers", "3,6")
+    command = ("table", "main", "--benchmark", world.preset, "--seeds", 1, "--runs", tmp_path, "--train.epochs", 1)
+    found = call(*command, *names, "--json")
+    assert found.code == 0, found.err
+    rows = found.json["rows"]
+    assert [(row["method"], row["buffer_size"], row["buffer_images"]) for row in rows] == [
+        ("er", 3, 3),
+        ("er", 6, 6),
+        ("frozen-head", 0, None),
+        ("upper-bound", 0, None),
+    ]
+    assert rows[0]["buffer_bytes"] > 0
+    assert rows[0]["forgetting"] is not None
+    assert rows[-1]["forgetting"] is None
+    shown = call(*command, *names, "--format", "markdown").out
+    bound = next(line for line in shown.splitlines() if line.startswith("| upper-bound"))
+    cells = [cell.strip() for cell in bound.split("|")[1:-1]]
+    assert (cells[1], cells[3]) == ("–", "–")
+
+
+def test_a_failed_line_is_shown_and_the_command_fails(world: World, tmp_path: Path) -> None:
+    names = ("--methods", "frozen-head,dualprompt", "--method.training_logits", "unmasked", "--seeds", 1)
+    options = ("--train.lr", 1e30, "--train.epochs", 2, "--runs", tmp_path / "runs")
+    done = call("table", "main", "--benchmark", world.preset, *names, *options)
+    assert done.code == 2
+    assert done.err.splitlines()[-1].startswith("dualprompt: error: ")
+    assert "runs failed, the next call tries them again" in done.err.splitlines()[-1]
+    assert "Traceback" not in done.err
+    line = next(line for line in done.out.splitlines() if "dualprompt" in line)
+    assert "failed" in line
+    assert "0 of 1 seeds" in line
+
+
+SHEET = Sheet(
+    "50% of [b]",
+    (Column("name", right=False), Column("A (%)\nhere"), Column("more", lesser=True)),
+    ((("a_b|c", "1.00 ± 0.10", "–"),), (("d&e", "2.00", "x"),)),
+    ("a remark",),
+)
+
+
+def test_forms_of_a_sheet() -> None:
+    assert as_markdown(SHEET) == (
+        "**50% of [b]**\n\n| name | A (%) here | more |\n| --- | --: | --: |\n"
+        "| a_b\\|c | 1.00 ± 0.10 | – |\n| d&e | 2.00 | x |\n\na remark\n"
+    )
+    lines = as_latex(SHEET).splitlines()
+    assert r"\caption{50\% of [b]. A remark.}" in lines
+    assert r"\begin{tabular}{lrr}" in lines
+    body = lines[lines.index(r"\toprule") : lines.index(r"\bottomrule")]
+    assert body == [
+        r"\toprule",
+        r"name & A (\%) here & more \\",
+        r"\midrule",
+        r"a\_b|c & 1.00 $\pm$ 0.10 & -- \\",
+        r"\midrule",
+        r"d\&e & 2.00 & x \\",
+    ]
+    full, brief = as_rich(SHEET), as_rich(SHEET, brief=True)
+    assert "50% of [b]" in text(full)
+    assert "more" in text(full)
+    assert "more" not in text(brief)
+    assert wide(brief) <= wide(full)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--seeds", "0"], ["--seeds must be at least 1, found 0"]),
+        (["--buffers", "many"], ["--buffers takes numbers of images as 1000,5000, found 'many'"]),
+        (["--buffers", "0,5"], ["--buffers takes numbers of at least 1"]),
+        (["--method.buffer_size", "5"], ["give buffer sizes with --buffers"]),
+        (["--method.name", "er"], ["choose methods with --methods"]),
+        (["--methods", "dualprompt:keys"], ["write an option as name:option=value, found 'dualprompt:keys'"]),
+        (["--methods", "dualprompt:kyes=mean"], ["dualprompt:kyes=mean: unknown key 'method.kyes'", "keys"]),
+        (["--methods", "dualpromt"], ["unknown method 'dualpromt'", "did you mean 'dualprompt'?"]),
+        (["--recipe", "x"], ["has no recipe 'x'"]),
+        (["--benchmark", "min"], ["unknown preset 'min'", "did you mean 'mini'?"]),
+        (["--bufers", "5"], ["unknown option '--bufers'", "did you mean 'buffers'?"]),
+        (["--device", "tpu"], ["bad value for 'device'"]),
+    ],
+)
+def test_mistakes_are_answered_with_the_remedy(
+    options: list[str], words: list[str], world: World, tmp_path: Path
+) -> None:
+    start = ("table", "main", "--benchmark", world.preset, "--methods", "frozen-head", "--runs", tmp_path / "runs")
+    error = call(*start, *options).error
+    for word in words:
+        assert word in error
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("command", ["table", "sweep"])
+def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    assert ended.value.code == 0
+    told = capsys.readouterr().out
+    for word in ("--methods", "--runs", "--jobs", "--json", "--recipe", "examples:", f"dualprompt {command}"):
+        assert word in told

@@ -1,0 +1,205 @@
+"""The sweep chooses on validation images, gives every method the same number of tries, and says what to commit."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from dualprompt.config import compose
+from dualprompt.errors import DualPromptError
+from dualprompt.methods.base import METHODS
+from dualprompt.studies.sweep import Sweep
+from sandbox import World, call, make_world
+
+SEARCH = ("--grid", "train.lr=1e-3,2e-2,1e-1", "--train.epochs", 1)
+
+
+@pytest.fixture(scope="module")
+def swept(world: World, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """The folder of a finished sweep of two methods, and what it printed."""
+    root = tmp_path_factory.mktemp("sweep")
+    done = call("sweep", world.preset, "--methods", "dualprompt,frozen-head", *SEARCH, "--runs", root, "--json")
+    assert done.code == 0, done.err
+    return root, done.json
+
+
+def test_every_try_is_judged_on_held_out_images(swept: tuple[Path, Any]) -> None:
+    _, value = swept
+    assert (value["judged_on"], value["validation"], value["budget"]) == ("validation", 0.2, 3)
+    assert [(each["method"], each["values"]) for each in value["tries"]] == [
+        (name, {"train.lr": lr}) for name in ("dualprompt", "frozen-head") for lr in (0.001, 0.02, 0.1)
+    ]
+    for each in value["tries"]:
+        config = json.loads((Path(each["run_dir"]) / "manifest.json").read_text())["config"]
+        assert (config["benchmark"]["evaluate_on"], config["benchmark"]["validation"]) == ("validation", 0.2)
+        assert config["train"]["lr"] == each["values"]["train.lr"]
+        result = json.loads((Path(each["run_dir"]) / "result.json").read_text())
+        assert each["average_accuracy"] == result["average_accuracy"]
+        assert each["forgetting"] == result["forgetting"]
+
+
+def test_no_number_depends_on_the_test_images(swept: tuple[Path, Any], tmp_path: Path) -> None:
+    (tmp_path / "world").mkdir()
+    other = make_world(tmp_path / "world")
+    rng = np.random.default_rng(0)
+    for path in (other.images / "test").rglob("*.png"):
+        Image.fromarray(rng.integers(0, 256, (20, 20, 3), dtype=np.uint8)).save(path)
+    options = ("--methods", "dualprompt,frozen-head", *SEARCH, "--runs", tmp_path / "runs", "--json")
+    found = call("sweep", other.preset, *options).json
+    assert [each["average_accuracy"] for each in found["tries"]] == [
+        each["average_accuracy"] for each in swept[1]["tries"]
+    ]
+
+
+def test_the_best_of_each_method_is_marked(swept: tuple[Path, Any]) -> None:
+    for _, tries in itertools.groupby(swept[1]["tries"], key=lambda each: each["method"]):
+        tried = list(tries)
+        best = max(tried, key=lambda each: (each["average_accuracy"], -each["forgetting"]))
+        assert [each for each in tried if each["best"]] == [best]
+        assert len({each["average_accuracy"] for each in tried}) > 1  # so that there is something to choose
+
+
+def test_what_it_prints_and_writes(swept: tuple[Path, Any], world: World, tmp_path: Path) -> None:
+    root, value = swept
+    assert json.loads((root / "sweep-tiny" / "sweep.json").read_text()) == value
+    options = ("--methods", "dualprompt,frozen-head", *SEARCH, "--runs", root, "--out", tmp_path / "out")
+    shown = call("sweep", world.preset, *options)
+    assert shown.code == 0
+    assert shown.err == f"6 of 6 runs are in {root} already\n"
+    assert shown.out.count("best") == 2
+    lines = shown.out[shown.out.index("methods:") :]
+    assert yaml.safe_load(lines) == {"methods": value["methods"]}
+    assert "to put below recipes.plain:" in shown.out
+    written = (tmp_path / "out" / "sweep.md").read_text()
+    rows = [line.split("|")[1:-1] for line in written.splitlines() if line.startswith("| ")][2:]
+    assert [[cell.strip() for cell in row][:3] for row in rows] == [
+        [each["method"], f"train.lr {each['values']['train.lr']:g}", f"{each['average_accuracy']:.2f}"]
+        for each in value["tries"]
+    ]
+    assert lines.strip() in written
+
+
+def test_the_printed_lines_make_the_winner_the_recipe(swept: tuple[Path, Any], world: World) -> None:
+    _, value = swept
+    preset = yaml.safe_load(world.preset.read_text())
+    methods = preset["methods"]
+    methods = {name: methods.get(name, {}) | value["methods"][name] for name in value["methods"]}
+    path = world.preset_with("won.yaml", methods=methods)
+    for name in ("dualprompt", "frozen-head"):
+        best = next(each for each in value["tries"] if each["best"] and each["method"] == name)
+        assert compose(str(path), None, {"method.name": name}).train.lr == best["values"]["train.lr"]
+
+
+def test_a_methods_training_values_are_its_own(world: World) -> None:
+    own = {"train": {"lr": 0.5, "schedule": "cosine"}, "e_length": 1}
+    recipes = yaml.safe_load(world.preset.read_text())["recipes"]
+    recipes["plain"]["methods"] = {"dualprompt": own}
+    preset = str(world.preset_with("own-train.yaml", recipes=recipes))
+    config = compose(preset, None, {"method.name": "dualprompt"})
+    assert (config.train.lr, config.train.schedule, config.train.epochs) == (0.5, "cosine", 2)
+    assert config.train.recipe == "plain"
+    assert (config.method["e_length"], config.method["g_length"]) == (1, 2)
+    assert "train" not in config.method
+    assert compose(preset, None, {"method.name": "dualprompt", "train.lr": 0.1}).train.lr == 0.1
+    other = compose(preset, None, {"method.name": "frozen-head"})
+    assert (other.train.lr, other.train.schedule) == (0.02, "constant")
+    assert compose(preset, "augmented", {"method.name": "dualprompt"}).train.lr == 0.02
+    bad = str(world.preset_with("bad-train.yaml", methods={"dualprompt": {"train": 3}}))
+    with pytest.raises(DualPromptError, match=r"'methods.dualprompt.train' must be a mapping of keys, found 3"):
+        compose(bad, None, {})
+    unknown = str(world.preset_with("unknown-train.yaml", methods={"dualprompt": {"train": {"rl": 3}}}))
+    with pytest.raises(DualPromptError, match=r"unknown key 'train\.rl'"):
+        compose(unknown, None, {})
+
+
+def plan(world: World, methods: list[str], grid: dict[str, tuple[Any, ...]], budget: int | None, **rest: Any) -> Any:
+    tries = Sweep(str(world.preset), None, methods, grid, budget, {}, **rest).configs()
+    return {name: [values for values, _ in each] for name, each in tries.items()}
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=3), st.integers(1, 64))
+def test_a_budget_takes_the_first_of_the_grid(world: World, lengths: list[int], budget: int) -> None:
+    keys = ("train.batch_size", "train.epochs", "train.lr")
+    grid = {key: tuple(range(1, length + 1)) for key, length in zip(keys, lengths, strict=False)}
+    total = int(np.prod(lengths))
+    if budget > total:
+        with pytest.raises(DualPromptError, match=f"--budget must be 1 to {total}"):
+            plan(world, ["frozen-head"], grid, budget)
+        return
+    found = plan(world, ["frozen-head", "dualprompt"], grid, budget)
+    assert found["frozen-head"] == found["dualprompt"]
+    # Counting in a mixed base whose lowest digit is the first option.
+    for number, values in enumerate(found["frozen-head"]):
+        digits = []
+        for length in lengths:
+            number, digit = divmod(number, length)
+            digits.append(digit + 1)
+        assert list(values.values()) == digits
+    assert len(found["frozen-head"]) == budget
+
+
+def test_without_a_grid_each_method_uses_its_own(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = {"method.e_length": (1, 2, 3), "train.lr": (0.1, 0.2)}
+    monkeypatch.setattr(METHODS["dualprompt"], "grid", own, raising=False)
+    monkeypatch.setattr(METHODS["frozen-head"], "grid", {}, raising=False)
+    found = plan(world, ["dualprompt", "frozen-head"], {}, None)
+    assert found["dualprompt"][:3] == [{"method.e_length": n, "train.lr": 0.1} for n in (1, 2, 3)]
+    assert found["dualprompt"][3] == {"method.e_length": 1, "train.lr": 0.2}
+    assert found["frozen-head"] == [{"train.lr": lr} for lr in (0.005, 0.01, 0.02, 0.04)]
+    # The smallest grid decides, so that no method has more tries than another.
+    monkeypatch.setattr(METHODS["dualprompt"], "grid", {"train.lr": (0.1, 0.2)})
+    assert [len(tries) for tries in plan(world, ["dualprompt", "frozen-head"], {}, None).values()] == [2, 2]
+
+
+def test_a_buffer_is_for_methods_that_rehearse(world: World) -> None:
+    search = Sweep(str(world.preset), None, ["er", "dualprompt"], {"train.lr": (0.1,)}, None, {}, buffer=7)
+    found = search.configs()
+    assert found["er"][0][1].method["buffer_size"] == 7
+    assert "buffer_size" not in found["dualprompt"][0][1].method
+
+
+def test_a_failed_try_is_shown_and_never_wins(world: World, tmp_path: Path) -> None:
+    grid = ("--grid", "train.lr=1e30,0.02", "--train.epochs", 1)
+    done = call("sweep", world.preset, "--methods", "dualprompt", *grid, "--runs", tmp_path, "--json")
+    assert done.code == 2
+    assert done.err.splitlines()[-1].startswith("dualprompt: error: 1 of 2 runs failed, the next call tries them again")
+    bad, good = done.json["tries"]
+    assert (bad["average_accuracy"], bad["best"], good["best"]) == (None, False, True)
+    assert "is not finite" in bad["error"]
+    assert done.json["methods"] == {"dualprompt": {"train": {"lr": 0.02}}}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--benchmark.evaluate_on", "test"], ["judged on validation images only", "dualprompt table"]),
+        (["--benchmark.validation", "0"], ["evaluate_on: validation needs benchmark.validation > 0"]),
+        (["--grid", "train.lr"], ["--grid takes OPTION=VALUE,VALUE", "found 'train.lr'"]),
+        (["--grid", "seed=1,2"], ["--grid takes options of train and method", "found 'seed'"]),
+        (["--grid", "train.rl=1,2"], ["frozen-head: unknown key 'train.rl'", "lr"]),
+        (["--grid", "method.alpha=1,2"], ["frozen-head: unknown key 'method.alpha'"]),
+        (["--grid", "train.lr=0.1,0.2", "--budget", "3"], ["--budget must be 1 to 2", "found 3"]),
+        (["--budget", "0"], ["--budget must be 1 to 4", "found 0"]),
+        (["--method.name", "er"], ["choose methods with --methods"]),
+        (["--budgte", "3"], ["unknown option '--budgte'", "did you mean 'budget'?"]),
+        (["--methods", "forzen-head"], ["unknown method 'forzen-head'", "did you mean 'frozen-head'?"]),
+        (["--jobs", "0"], ["--jobs must be at least 1"]),
+    ],
+)
+def test_mistakes_are_answered_with_the_remedy(
+    options: list[str], words: list[str], world: World, tmp_path: Path
+) -> None:
+    error = call("sweep", world.preset, "--methods", "frozen-head", "--runs", tmp_path / "runs", *options).error
+    for word in words:
+        assert word in error
+    assert not (tmp_path / "runs").exists()
