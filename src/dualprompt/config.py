@@ -93,7 +93,7 @@ class EvaluateConfig(Strict):
 
 
 class CheckpointConfig(Strict):
-    """When the run saves itself; it also does at each epoch's and task's end."""
+    """When the run saves itself: so often, at each task's end, and at an epoch's unless it just did (a tenth of it)."""
 
     every_seconds: float = Field(default=60.0, ge=0)
 

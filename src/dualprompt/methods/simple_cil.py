@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dualprompt.methods.base import METHODS, Batch, MethodConfig, Phase, TaskView
 from dualprompt.methods.frozen_head import FrozenHead
-from dualprompt.methods.statistics import class_means
+from dualprompt.methods.statistics import class_means, precise
 
 
 class SimpleCILConfig(MethodConfig):
@@ -39,7 +39,7 @@ class SimpleCIL(FrozenHead):
     @torch.no_grad()
     def end_task(self, task: TaskView) -> None:
         """Set the rows of the task's classes."""
-        queries = task.queries().float()
+        queries = precise(task.queries())
         means = class_means(queries, task.labels.to(queries.device) - task.first_class, task.classes)
-        weights = [*list(self.head.weight)[:-1], F.normalize(means, dim=1)]
+        weights = [*list(self.head.weight)[:-1], F.normalize(means, dim=1).float()]
         self.head.restore(weights, list(self.head.bias), train_old=False)

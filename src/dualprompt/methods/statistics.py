@@ -51,13 +51,14 @@ class TensorList(nn.Module):
 
 def class_means(features: Tensor, labels: Tensor, classes: int) -> Tensor:
     """Return the mean of each class's features, (classes, dim); labels count from 0."""
-    sums = features.new_zeros(classes, features.shape[1]).index_add_(0, labels, features)
-    return sums / torch.bincount(labels, minlength=classes).clamp_min(1)[:, None]
+    members = F.one_hot(labels, classes).to(features)  # a matrix product, unlike a scatter, repeats itself on a GPU
+    return members.T @ features / members.sum(dim=0).clamp_min(1)[:, None]
 
 
 def within_class(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
     """Return the class means and the scatter matrix Σ (f − μ_y)(f − μ_y)ᵀ, both in float64."""
-    features, labels = precise(features), labels.to(precise(features).device)
+    features = precise(features)
+    labels = labels.to(features.device)
     means = class_means(features, labels, classes)
     centred = features - means[labels]
     return means, centred.T @ centred
@@ -79,7 +80,10 @@ def shrunk(scatter: Tensor, count: int) -> Tensor:
 
 
 class ClassGaussians(nn.Module):
-    """A Gaussian for each class: a mean of its own, and a covariance that it shares with the classes of its task."""
+    """A Gaussian for each class: a mean of its own, and a covariance that it shares with the classes of its task.
+
+    That is dim numbers a class and dim² a task.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,14 +143,14 @@ def spherical_means(points: Tensor, count: int, generator: torch.Generator, roun
     for _ in range(count - 1):
         far = (1 - cosine(points, centres).amax(dim=1)).clamp_min(1e-9).cpu()  # never all zero, as equal points are
         centres = torch.cat([centres, points[torch.multinomial(far, 1, generator=generator)]])
-    assigned = torch.empty(0)
+    assigned = torch.full((len(points),), -1, device=points.device)
     for _ in range(rounds):
         before, assigned = assigned, cosine(points, centres).argmax(dim=1)
         if torch.equal(before, assigned):
             break
-        sums = torch.zeros_like(centres).index_add_(0, assigned, points)
-        alone = torch.bincount(assigned, minlength=count) == 0  # nobody's nearest: it stays where it is
-        centres = torch.where(alone[:, None], centres, F.normalize(sums, dim=1))
+        members = F.one_hot(assigned, count).to(points)
+        alone = members.sum(dim=0) == 0  # nobody's nearest: it stays where it is
+        centres = torch.where(alone[:, None], centres, F.normalize(members.T @ points, dim=1))
     return centres
 
 
@@ -178,7 +182,10 @@ class KeyMatching(nn.Module):
 
 
 class GaussianMatching(nn.Module):
-    """A mean for each class and one covariance for all of them; an image belongs to its likeliest class's task."""
+    """A mean for each class and one covariance for all of them; an image belongs to its likeliest class's task.
+
+    That is dim numbers a class and dim² in all.
+    """
 
     scatter: Tensor
     count: Tensor
@@ -217,9 +224,8 @@ class GaussianMatching(nn.Module):
         # −½ (q − μ)ᵀ Σ⁻¹ (q − μ) without the part that is the same for all classes
         weight = torch.linalg.solve(shrunk(precise(self.scatter), int(self.count)), means.T).T
         bias = -(weight * means).sum(dim=1) / 2
-        # A common shift of the weights changes no order; without it the scores are small enough for float32.
-        shift = weight.mean(dim=0)
-        self.weight = (weight - shift).to(self.scatter)
+        # To take away what all classes have in common changes no order and leaves scores that suit float32.
+        self.weight = (weight - weight.mean(dim=0)).to(self.scatter)
         self.bias = (bias - bias.mean()).to(self.scatter)
         sizes = torch.tensor([len(means) for means in self.means])
         self.task_of = torch.arange(len(sizes)).repeat_interleave(sizes).to(self.scatter.device)

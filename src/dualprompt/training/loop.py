@@ -185,7 +185,7 @@ class _Loop:
             if last:
                 self._end_epoch(task, epoch, work, bar)
             stop = self._stop_asked()
-            if last or stop or self._due():
+            if stop or self._due(last):
                 self._save(work)
             if stop:
                 raise self._stopped()
@@ -237,8 +237,10 @@ class _Loop:
         if self._stop_asked():  # during the evaluation
             raise self._stopped()
 
-    def _due(self) -> bool:
-        return time.monotonic() - self.saved_at >= self.config.checkpoint.every_seconds
+    def _due(self, epoch_ends: bool) -> bool:
+        """Return whether to save: now and then, and at an epoch's end unless that was done a moment ago."""
+        wait = self.config.checkpoint.every_seconds / (10 if epoch_ends else 1)
+        return time.monotonic() - self.saved_at >= wait
 
     def _state(self) -> State:
         """Return all that the run has made so far: the method's state and the buffer's."""
