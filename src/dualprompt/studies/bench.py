@@ -101,6 +101,7 @@ class Bench:
 
     def run(self, batches: Sequence[int], end_to_end: str | None = None) -> dict[str, Any]:
         """Measure everything, training and evaluation at each of the batch sizes; return plain values."""
+        whole = self.end_to_end(end_to_end) if end_to_end else None
         if self.compiles:
             self.progress.note(f"the first passes compile the backbone; the result is kept in {compile_cache()}")
         began = time.perf_counter()
@@ -129,7 +130,7 @@ class Bench:
             "matmul_tflops": flops / 1e12,
             "peak_memory_gib": memory,
             "profile": first.profile() if self.device.type == "cuda" else None,
-            "end_to_end": self.end_to_end(end_to_end) if end_to_end else None,
+            "end_to_end": whole,
         }
 
     def end_to_end(self, preset: str) -> dict[str, Any]:
@@ -143,6 +144,7 @@ class Bench:
                 began = time.perf_counter()
                 group.start(group.plan([config], baseline=False), Path(folder) / "run", self.progress)
                 seconds.append(time.perf_counter() - began)
+                self.progress.note(f"{preset} took {seconds[-1]:.1f} s")
         return {"preset": preset, "compile": compile_run, "seconds": seconds}
 
     def turns(self, *steps: Step) -> list[float]:
@@ -256,6 +258,7 @@ class _Sides:
             fast, slow = self.bench.turns(mine(ours, known), other(twin))
             roofline = self.batch * flops / self._operations(ours, what, known)
             found.append(Rate(what, self.batch, self.batch / fast, self.batch / slow, roofline))
+            self.bench.progress.note(f"  {found[-1].ours:,.0f} img/s, the twin {found[-1].reference:,.0f}")
         return found
 
     def _operations(self, method: DualPrompt, what: str, known: bool) -> int:

@@ -27,7 +27,14 @@ CIRCUMSTANCES = {"device", "devices", "nodes", "checkpoint", "compile"}
 # Options that came later: at these values a run is what it was before they existed, and keeps its identity.
 ADDED: dict[str, dict[str, Any]] = {
     "train": {"optimiser": "adam", "schedule": "constant", "weight_decay": 0.0},
-    "method": {"head": "linear", "matching": "key", "align_steps": 300, "align_lr": 0.01, "keys_per_task": 5},
+    "method": {
+        "head": "linear",
+        "matching": "key",
+        "ridge_strength": None,
+        "align_steps": 300,
+        "align_lr": 0.01,
+        "keys_per_task": 5,
+    },
 }
 VERSIONS = ("torch", "numpy", "pillow", "safetensors", "lightning-fabric", "scikit-learn", "matplotlib")
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -39,7 +41,11 @@ def on_device(inputs: Inputs, device: torch.device) -> Inputs:
 
 def compile_cache() -> str:
     """Return where compiled code is kept, so that it is compiled once a machine; a user's own choice stands."""
-    return os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_root() / "compiled"))
+    name = "TORCHINDUCTOR_CACHE_DIR"
+    chosen = os.environ.get(name, "")
+    if not chosen or Path(chosen).parent == Path(tempfile.gettempdir()):  # PyTorch's own default may not outlive a boot
+        os.environ[name] = str(cache_root() / "compiled")
+    return os.environ[name]
 
 
 class Steps:
