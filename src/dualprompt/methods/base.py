@@ -18,6 +18,7 @@ from dualprompt.errors import DualPromptError, nearest
 from dualprompt.registry import Registry
 
 Selection = Literal["query", "batch_vote", "oracle"]
+Grid = dict[str, tuple[Any, ...]]  # dotted option of a run → values to try
 
 
 class MethodConfig(Strict):
@@ -51,7 +52,7 @@ class Phase:
     part: Literal["all", "fit", "held out"] = "all"
     balanced: bool = False  # draw every class equally often
     epochs: int | None = None  # None: as many as the recipe says
-    lr_factor: float = 1.0  # times the recipe's learning rate
+    lr: float | None = None  # learning rate; None: the recipe's
     replay: int = 0  # batches from the buffer that come with every step
     views: int = 1  # 2: each image comes in two independently augmented views
     augment: Literal["random_resized_crop"] | None = None  # None: as the recipe says
@@ -104,11 +105,13 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Parameters:
-    """How many numbers a method trained, with and without the classifier that every method has."""
+    """How many numbers a method trained, with and without the classifier that every method has, and what else it keeps."""
 
     trained: int
     additional: int
     backbone: int
+    kept: int = 0  # statistics of old tasks and the like
+    kept_bytes: int = 0
 
     def report(self) -> dict[str, Any]:
         """Return counts, megabytes (fp32, 10^6 bytes) and shares of the backbone."""
@@ -123,6 +126,7 @@ class Parameters:
             "percent_of_backbone": total["percent_of_backbone"],
             "backbone": self.backbone,
             "additional": row(self.additional),
+            "kept": {"count": self.kept, "mb": self.kept_bytes / 1e6},
         }
 
 
@@ -133,6 +137,10 @@ class Method(nn.Module, ABC):
     summary: ClassVar[str]
     selections: ClassVar[tuple[Selection, ...]] = ()  # ways to pick an E-Prompt; empty if there is none to pick
     joint: ClassVar[bool] = False  # may train on every task's images at once: the upper bound, no continual learner
+    # What `dualprompt sweep` tries when it is given no grid: dotted option → values, the most important option first.
+    # Every method has four points, so that none is searched harder; its first point is where the recipes start.
+    # Empty: there is nothing to choose. A method without a grid is given learning rates around the recipe's.
+    grid: ClassVar[Grid]
     compute_dtype: torch.dtype = torch.float32  # set by whoever carries the method out
     # Whether `loss` and `predict` only queue work on the device: no value is read back, no shape depends on one.
     capturable: ClassVar[bool] = True
@@ -189,11 +197,16 @@ class Method(nn.Module, ABC):
         return 0
 
     def parameters_report(self) -> dict[str, Any]:
-        """Return the counts of what was trained so far."""
-        kept = self.state()
-        trained = sum(p.numel() for name, p in self.named_parameters() if name in kept)
+        """Return the counts of what was trained so far, and of what else is kept from task to task.
+
+        The images of a rehearsal buffer are not the method's: the loop counts them.
+        """
+        state, parameters = self.state(), dict(self.named_parameters())
+        trained = sum(value.numel() for name, value in state.items() if name in parameters)
+        kept = [value for name, value in state.items() if name not in parameters]
         backbone = sum(parameter.numel() for parameter in self.backbone.parameters())
-        return Parameters(trained, self.additional(), backbone).report()
+        sizes = sum(value.numel() for value in kept), sum(value.nbytes for value in kept)
+        return Parameters(trained, self.additional(), backbone, *sizes).report()
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """Return what the optimiser of the current task updates, by name."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from dualprompt.backbones.vit import VisionTransformer
-from dualprompt.methods.base import METHODS, Batch, MethodConfig, Phase, Prediction, Selection, TaskView, numbered
+from dualprompt.methods.base import METHODS, Batch, Grid, MethodConfig, Phase, Prediction, Selection, TaskView, numbered
 from dualprompt.methods.finetune import Snapshot, distillation
 from dualprompt.methods.rehearsal import Rehearsal, RehearsalConfig
 
@@ -23,7 +24,7 @@ class BiCConfig(RehearsalConfig):
     name: str = "bic"
     temperature: float = Field(default=2.0, gt=0, description="T of the distillation")
     correction_epochs: int = Field(default=60, ge=1, description="epochs of the bias correction; its images are few")
-    correction_lr_factor: float = Field(default=200.0, gt=0, description="learning rate of α, β over the recipe's")
+    correction_lr: float = Field(default=0.01, gt=0, description="their learning rate")
 
 
 @METHODS.register("bic")
@@ -33,6 +34,7 @@ class BiC(Rehearsal):
     Config = BiCConfig
     summary = "distillation, then a bias correction of the newest logits; balanced buffer"
     policy = "balanced"
+    grid: ClassVar[Grid] = {"train.lr": (5e-5, 2e-4), "method.correction_lr": (0.01, 0.001)}
     config: BiCConfig
     old: Snapshot | None = None
     old_correction: Tensor | None = None
@@ -61,7 +63,7 @@ class BiC(Rehearsal):
                 part="held out",
                 balanced=True,
                 epochs=self.config.correction_epochs,
-                lr_factor=self.config.correction_lr_factor,
+                lr=self.config.correction_lr,
             ),
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +12,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from dualprompt.backbones.vit import VisionTransformer
-from dualprompt.methods.base import METHODS, Batch, MethodConfig, Phase, TaskView, below
+from dualprompt.methods.base import METHODS, Batch, Grid, MethodConfig, Phase, TaskView, below
 from dualprompt.methods.rehearsal import Rehearsal, RehearsalConfig
 
 HEAD = "head"
@@ -27,7 +28,7 @@ class Co2LConfig(RehearsalConfig):
     distillation_weight: float = Field(default=1.0, ge=0, description="weight of the relation distillation")
     projection: int = Field(default=128, ge=1, description="dimensions that images are compared in")
     head_epochs: int | None = Field(default=None, ge=1, description="epochs of the linear head (default: the recipe's)")
-    head_lr_factor: float = Field(default=100.0, gt=0, description="learning rate of the head over the recipe's")
+    head_lr: float = Field(default=0.005, gt=0, description="learning rate of the linear head")
 
 
 @METHODS.register("co2l")
@@ -36,6 +37,7 @@ class Co2L(Rehearsal):
 
     Config = Co2LConfig
     summary = "contrastive features, their relations distilled, and a head trained last; reservoir buffer"
+    grid: ClassVar[Grid] = {"train.lr": (5e-5, 2e-4), "method.head_lr": (0.005, 0.001)}
     config: Co2LConfig
     past: Past | None = None
     training_head = False
@@ -57,10 +59,10 @@ class Co2L(Rehearsal):
 
     def phases(self, task: TaskView) -> Sequence[Phase]:
         """Return the features' phase, in two views, and the head's."""
-        factor, epochs = self.config.head_lr_factor, self.config.head_epochs
+        lr, epochs = self.config.head_lr, self.config.head_epochs
         return (
             Phase(replay=1, views=2, augment="random_resized_crop"),
-            Phase(name=HEAD, data="task+buffer", balanced=True, epochs=epochs, lr_factor=factor),
+            Phase(name=HEAD, data="task+buffer", balanced=True, epochs=epochs, lr=lr),
         )
 
     def begin_phase(self, phase: Phase, task: TaskView) -> None:

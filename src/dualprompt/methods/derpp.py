@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from dualprompt.methods.base import METHODS, Batch, BufferPlan, Phase, TaskView
+from dualprompt.methods.base import METHODS, Batch, BufferPlan, Grid, Phase, TaskView
 from dualprompt.methods.rehearsal import Rehearsal, RehearsalConfig, join
 
 
@@ -30,6 +31,7 @@ class DERPP(Rehearsal):
 
     Config = DERPPConfig
     summary = "replay of labels and of stored logits, from a reservoir buffer"
+    grid: ClassVar[Grid] = {"train.lr": (5e-5, 2e-4), "method.alpha": (0.3, 1.0)}
     config: DERPPConfig
 
     @property

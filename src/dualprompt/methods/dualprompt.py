@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +10,7 @@ from pydantic import Field, field_validator
 from torch import Tensor
 
 from dualprompt.backbones.vit import VisionTransformer
-from dualprompt.methods.base import METHODS, Batch, MethodConfig, Prediction, Selection, TaskView, below, numbered
+from dualprompt.methods.base import METHODS, Batch, Grid, MethodConfig, Prediction, Selection, TaskView, below, numbered
 from dualprompt.methods.prompted import Prompted
 from dualprompt.methods.ridge import Ridge
 from dualprompt.methods.statistics import ClassGaussians, GaussianMatching, KeyMatching, generator_for, realign
@@ -58,6 +58,7 @@ class DualPrompt(Prompted):
 
     Config = DualPromptConfig
     summary = "G-Prompt, E-Prompts and task keys on a frozen backbone (the paper's method)"
+    grid: ClassVar[Grid] = {"train.lr": (0.005, 0.0025), "method.init": ("uniform", "wide")}
     selections = ("query", "batch_vote", "oracle")
     config: DualPromptConfig
     bank: PromptBank
@@ -153,7 +154,7 @@ class DualPrompt(Prompted):
         self.check_selection(selection)
         tokens = self.tokens(batch)
         selected = self._select(selection or self.config.selection, batch, tokens)
-        features = self.backbone.rest(tokens, self.shared_layers, self.bank.prompts_for(selected))
+        features = self.backbone.rest(tokens, self.shared_layers, self.bank.prompts_for(selected, tokens.dtype))
         return Prediction(self.head.predict(features), selected)
 
     def _select(self, selection: Selection, batch: Batch, tokens: Tensor) -> Tensor:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from torch import Tensor
 
-from dualprompt.methods.base import METHODS, Batch, Phase, TaskView
+from dualprompt.methods.base import METHODS, Batch, Grid, Phase, TaskView
 from dualprompt.methods.rehearsal import Rehearsal, RehearsalConfig, join
 
 
@@ -22,6 +23,7 @@ class ER(Rehearsal):
 
     Config = ERConfig
     summary = "fine-tuning on new images and as many from a reservoir buffer"
+    grid: ClassVar[Grid] = {"train.lr": (5e-5, 2e-5, 2e-4, 1e-3)}
     config: ERConfig
 
     def phases(self, task: TaskView) -> Sequence[Phase]:

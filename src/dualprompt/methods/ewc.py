@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dualprompt.backbones.vit import VisionTransformer
-from dualprompt.methods.base import METHODS, Batch, MethodConfig, TaskView
+from dualprompt.methods.base import METHODS, Batch, Grid, MethodConfig, TaskView
 from dualprompt.methods.finetune import FineTune, FineTuneConfig
 
 # How many numbers the gradients of a chunk's images may hold together: as little as a CPU likes, 1 GiB elsewhere.
@@ -49,6 +49,7 @@ class EWC(FineTune):
 
     Config = EWCConfig
     summary = "fine-tuning with a Fisher-weighted penalty on changes"
+    grid: ClassVar[Grid] = {"method.ewc_lambda": (1e3, 1e5), "train.lr": (5e-5, 2e-4)}
     config: EWCConfig
     importance: Tensor
     anchor: Tensor

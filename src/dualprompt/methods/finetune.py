@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from dualprompt.methods.base import METHODS, Batch, MethodConfig
+from dualprompt.methods.base import METHODS, Batch, Grid, MethodConfig
 from dualprompt.methods.frozen_head import FrozenHead
 
 
@@ -71,3 +71,4 @@ class FineTuneSequential(FineTune):
 
     Config = FineTuneConfig
     summary = "fine-tunes everything, task after task: the lower bound"
+    grid: ClassVar[Grid] = {"train.lr": (5e-5, 2e-5, 2e-4, 1e-3)}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -10,6 +12,7 @@ from dualprompt.backbones.vit import VisionTransformer
 from dualprompt.methods.base import (
     METHODS,
     Batch,
+    Grid,
     Method,
     MethodConfig,
     Prediction,
@@ -33,6 +36,7 @@ class FrozenHead(Method):
 
     Config = FrozenHeadConfig
     summary = "frozen backbone and a linear head, no prompts: the baseline"
+    grid: ClassVar[Grid] = {"train.lr": (0.005, 0.0025, 0.001, 0.01)}
 
     head: GrowingHead
 

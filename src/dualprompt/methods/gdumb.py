@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from dualprompt.backbones.vit import VisionTransformer
-from dualprompt.methods.base import METHODS, Batch, BufferPlan, MethodConfig, Phase, TaskView
+from dualprompt.methods.base import METHODS, Batch, BufferPlan, Grid, MethodConfig, Phase, TaskView
 from dualprompt.methods.rehearsal import Rehearsal, RehearsalConfig
 
 
@@ -19,7 +20,8 @@ class GDumbConfig(RehearsalConfig):
 
     name: str = "gdumb"
     cutmix: float = Field(default=0.5, ge=0, le=1, description="probability that an image is mixed with another one")
-    epochs: int | None = Field(default=None, ge=1, description="epochs on the buffer (default: the recipe's)")
+    epochs: int | None = Field(default=30, ge=1, description="epochs on the buffer (None: the recipe's)")
+    lr: float | None = Field(default=1e-4, gt=0, description="their learning rate (None: the recipe's)")
 
 
 @METHODS.register("gdumb")
@@ -28,6 +30,7 @@ class GDumb(Rehearsal):
 
     Config = GDumbConfig
     summary = "trained anew at every task, on a greedily balanced buffer only"
+    grid: ClassVar[Grid] = {"method.lr": (1e-4, 5e-4), "method.epochs": (30, 100)}
     config: GDumbConfig
 
     def __init__(self, config: MethodConfig, backbone: VisionTransformer) -> None:
@@ -43,7 +46,8 @@ class GDumb(Rehearsal):
 
     def phases(self, task: TaskView) -> Sequence[Phase]:
         """Return one phase on the buffer."""
-        return (Phase(data="buffer", epochs=self.config.epochs, noise=4 if self.config.cutmix else 0),)
+        c = self.config
+        return (Phase(data="buffer", epochs=c.epochs, lr=c.lr, noise=4 if c.cutmix else 0),)
 
     def begin_task(self, task: TaskView) -> None:
         """Forget everything but how many classes there are."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from dualprompt.backbones.vit import LayerPrompt, VisionTransformer
-from dualprompt.methods.base import METHODS, Batch, MethodConfig, Prediction, Selection, TaskView
+from dualprompt.methods.base import METHODS, Batch, Grid, MethodConfig, Prediction, Selection, TaskView
 from dualprompt.methods.prompted import Prompted
 from dualprompt.prompts.bank import Init, cosine, draw
 
@@ -40,6 +40,7 @@ class L2P(Prompted):
 
     Config = L2PConfig
     summary = "a pool of prompts shared by all tasks, picked by nearest keys"
+    grid: ClassVar[Grid] = {"train.lr": (0.015, 0.005), "method.init": ("uniform", "wide")}
     config: L2PConfig
 
     def __init__(self, config: MethodConfig, backbone: VisionTransformer) -> None:

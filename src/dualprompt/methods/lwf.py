@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 from torch import Tensor
 
-from dualprompt.methods.base import METHODS, Batch, Phase, TaskView
+from dualprompt.methods.base import METHODS, Batch, Grid, Phase, TaskView
 from dualprompt.methods.finetune import FineTune, FineTuneConfig, Snapshot, distillation
 
 
@@ -26,6 +26,7 @@ class LwF(FineTune):
 
     Config = LwFConfig
     summary = "fine-tuning that distils the previous model on the new images"
+    grid: ClassVar[Grid] = {"method.distillation_weight": (1.0, 3.0), "train.lr": (5e-5, 2e-4)}
     config: LwFConfig
     old: Snapshot | None = None
 

@@ -7,14 +7,14 @@ is the projection and the closed-form classifier on the same frozen features as 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from dualprompt.backbones.vit import VisionTransformer
-from dualprompt.methods.base import METHODS, Batch, MethodConfig, Phase, TaskView, below
+from dualprompt.methods.base import METHODS, Batch, Grid, MethodConfig, Phase, TaskView, below
 from dualprompt.methods.frozen_head import FrozenHead
 from dualprompt.methods.heads import GrowingHead
 from dualprompt.methods.ridge import Ridge
@@ -40,6 +40,7 @@ class RanPAC(FrozenHead):
 
     Config = RanPACConfig
     summary = "random projection of frozen features and ridge regression; no training"
+    grid: ClassVar[Grid] = {"method.projection": (2000, 1000, 500, 4000)}
     config: RanPACConfig
     projection: Tensor
 

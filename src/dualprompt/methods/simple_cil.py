@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dualprompt.methods.base import METHODS, Batch, MethodConfig, Phase, TaskView
+from dualprompt.methods.base import METHODS, Batch, Grid, MethodConfig, Phase, TaskView
 from dualprompt.methods.frozen_head import FrozenHead
 from dualprompt.methods.statistics import class_means, precise
 
@@ -27,6 +27,7 @@ class SimpleCIL(FrozenHead):
 
     Config = SimpleCILConfig
     summary = "class means of frozen features, compared by cosine; no training"
+    grid: ClassVar[Grid] = {}
 
     def phases(self, task: TaskView) -> Sequence[Phase]:
         """Return none: there are no gradient steps."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import field_validator
 
 from dualprompt.backbones.vit import VisionTransformer
-from dualprompt.methods.base import METHODS, MethodConfig, Phase, TaskView
+from dualprompt.methods.base import METHODS, Grid, MethodConfig, Phase, TaskView
 from dualprompt.methods.finetune import FineTune, FineTuneConfig
 
 
@@ -35,6 +35,7 @@ class UpperBound(FineTune):
 
     Config = UpperBoundConfig
     summary = "joint training on all tasks seen so far: the upper bound"
+    grid: ClassVar[Grid] = {"train.lr": (5e-5, 2e-5, 2e-4, 1e-3)}
     joint = True
 
     def __init__(self, config: MethodConfig, backbone: VisionTransformer) -> None:

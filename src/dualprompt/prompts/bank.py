@@ -122,23 +122,28 @@ class PromptBank(nn.Module):
         self._stacked = None  # what is learned now must not be hidden by an older stack
         return self._attach(self.e_prompt[-1][None])
 
-    def prompts_for(self, selected: Tensor) -> Prompts:
-        """Return what the layers receive when image i uses the E-Prompt of task `selected[i]`."""
-        return self._attach(self._stack()[0][selected])
+    def prompts_for(self, selected: Tensor, dtype: torch.dtype = torch.float32) -> Prompts:
+        """Return what the layers receive when image i uses the E-Prompt of task `selected[i]`, in that precision."""
+        return self._attach(self._stack(dtype)[0][selected])
 
     def similarities(self, query: Tensor) -> Tensor:
         """Return γ(q(x), k_t) for every image and every learned task, (batch, tasks)."""
-        return cosine(query, self._stack()[1])
+        dtype = torch.float32 if self._stacked is None else self._stacked[0].dtype
+        return F.normalize(query, dim=-1) @ self._stack(dtype)[1].T
 
     def keys(self) -> Tensor:
         """Return all task keys, (tasks, dim)."""
-        return self._stack()[1]
+        return torch.stack(list(self.task_key)).detach()
 
-    def _stack(self) -> tuple[Tensor, Tensor]:
-        # Stacked once a task, so that prediction costs the same for ten tasks as for a thousand.
-        if self._stacked is None:
+    def _stack(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return all E-Prompts and all normalised keys.
+
+        They are stacked, cast and normalised once a task, so that prediction costs the same for ten tasks as for a
+        thousand.
+        """
+        if self._stacked is None or self._stacked[0].dtype != dtype:
             with torch.no_grad():
-                self._stacked = torch.stack(list(self.e_prompt)), torch.stack(list(self.task_key))
+                self._stacked = torch.stack(list(self.e_prompt)).to(dtype), F.normalize(self.keys(), dim=-1)
         return self._stacked
 
     def _attach(self, e_prompt: Tensor) -> Prompts:

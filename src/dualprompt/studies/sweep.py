@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ import yaml
 
 from dualprompt.config import BUFFER_SIZE, RunConfig, compose, merge, nested
 from dualprompt.errors import DualPromptError
-from dualprompt.methods.base import METHODS, method_config
+from dualprompt.methods.base import METHODS, Grid, method_config
 from dualprompt.progress import SILENT, Progress
 from dualprompt.studies.sheet import Column, Sheet
 from dualprompt.studies.store import Obtained, obtain
@@ -20,7 +21,6 @@ from dualprompt.studies.tables import ABSENT
 
 BUDGET = 4
 VALIDATION = 0.2
-Grid = dict[str, tuple[Any, ...]]  # dotted option → values
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,8 @@ class Sweep:
                 "and test the winner with `dualprompt run` or `dualprompt table`"
             )
         grids = {name: _points(self.grid or own_grid(name, self._compose(name, {}))) for name in self.methods}
-        smallest = min(grids, key=lambda name: len(grids[name]))
+        # A method with nothing to choose is judged once, and takes no tries from the others.
+        smallest = min(grids, key=lambda name: (grids[name] == [{}], len(grids[name])))
         most = len(grids[smallest])
         if self.budget is not None and not 1 <= self.budget <= most:
             raise DualPromptError(
@@ -117,7 +118,7 @@ class Sweep:
             "seed": config.seed,
             "judged_on": config.benchmark.evaluate_on,
             "validation": config.benchmark.validation,
-            "budget": len(tries) // len(self.methods),
+            "budget": max(Counter(tried.method for tried in tries).values()),
             "buffer_size": self.buffer,
         }
 
@@ -159,7 +160,7 @@ class Sweep:
 def own_grid(method: str, config: RunConfig) -> Grid:
     """Return the grid that a method brings, or else learning rates around the config's."""
     lr = config.train.lr
-    return getattr(METHODS[method], "grid", {}) or {"train.lr": (lr / 4, lr / 2, lr, lr * 2)}
+    return getattr(METHODS[method], "grid", {"train.lr": (lr / 4, lr / 2, lr, lr * 2)})
 
 
 def _points(grid: Grid) -> list[dict[str, Any]]:

@@ -134,7 +134,7 @@ class _Loop:
             for name, parameter in self.method.named_parameters():
                 parameter.requires_grad_(name in trained)
         trainable = self.method.trainable()
-        optimiser = make_optimiser(trainable, self.config.train, phase.lr_factor, self.fabric.device)
+        optimiser = make_optimiser(trainable, self.config.train, phase.lr, self.fabric.device)
         if self.resumed:
             restore_optimiser(optimiser, list(trainable), self.resumed.optimiser)
         self.resumed = None
@@ -315,7 +315,7 @@ class _Work:
         """Set the learning rate for a step, `done` of the phase being behind it."""
         if config.schedule == "constant":
             return
-        rate = config.effective_lr * self.phase.lr_factor * (1 + math.cos(math.pi * done)) / 2
+        rate = _start_rate(config, self.phase.lr) * (1 + math.cos(math.pi * done)) / 2
         for group in self.optimiser.param_groups:
             if isinstance(group["lr"], torch.Tensor):
                 group["lr"].fill_(rate)
@@ -323,17 +323,24 @@ class _Work:
                 group["lr"] = rate
 
 
+def _start_rate(config: TrainConfig, lr: float | None) -> float:
+    return config.effective_lr if lr is None else lr
+
+
 def make_optimiser(
     trainable: dict[str, nn.Parameter],
     config: TrainConfig,
-    lr_factor: float = 1.0,
+    lr: float | None = None,
     device: torch.device | None = None,
 ) -> torch.optim.Optimizer:
-    """Return a fresh optimiser; each phase has its own, so that no momentum of old tasks moves new ones."""
-    parameters, lr = list(trainable.values()), config.effective_lr * lr_factor
+    """Return a fresh optimiser; each phase has its own, so that no momentum of old tasks moves new ones.
+
+    `lr` is the phase's own learning rate, if it has one.
+    """
+    parameters, start = list(trainable.values()), _start_rate(config, lr)
     on_gpu = device is not None and device.type == "cuda"
     # On a GPU the learning rate and the step count live there, so that a recorded step can read them.
-    rate = torch.tensor(lr, device=device) if on_gpu else lr
+    rate = torch.tensor(start, device=device) if on_gpu else start
     if config.optimiser == "sgd":
         return torch.optim.SGD(parameters, lr=rate, momentum=0.9, weight_decay=config.weight_decay, fused=on_gpu)
     kind = torch.optim.AdamW if config.weight_decay else torch.optim.Adam

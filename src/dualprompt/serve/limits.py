@@ -1,0 +1,44 @@
+"""How much the server takes on, and the one exception with which it refuses more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MEGABYTE = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds that keep one client from taking the machine; each is answered with the 4xx that fits."""
+
+    predict_bytes: int = 64 * MEGABYTE  # one request to /predict
+    memory_bytes: int = 256 * MEGABYTE  # all requests to /predict together
+    teach_bytes: int = 1024 * MEGABYTE  # one request to /tasks
+    image_bytes: int = 32 * MEGABYTE
+    image_pixels: int = 64_000_000
+    predict_images: int = 64  # a request
+    queued_images: int = 512  # waiting for the network
+    task_images: int = 20_000
+    task_classes: int = 1000
+    archive_entries: int = 40_000  # folders and files that are no images count too
+    archive_bytes: int = 4096 * MEGABYTE  # uncompressed
+    archive_ratio: float = 100.0
+    epochs: int = 500
+    queued_jobs: int = 8
+    body_seconds: float = 300.0  # for the client to send a request
+    predict_seconds: float = 60.0  # for an answer
+    job_seconds: float = 24 * 3600.0
+    name_characters: int = 100
+
+
+class Refusal(Exception):  # noqa: N818 (an answer to the client, not a fault of ours)
+    """An answer other than the one asked for: a status, one line, perhaps headers."""
+
+    def __init__(self, status: int, message: str, headers: dict[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.status, self.message, self.headers = status, " ".join(message.split()), headers or {}
+
+
+def busy(message: str, seconds: int = 1) -> Refusal:
+    """Return the refusal of a server that has enough to do."""
+    return Refusal(429, message, {"Retry-After": str(seconds)})
