@@ -319,7 +319,7 @@ def emit(options: argparse.Namespace, value: Any, *tables: Table | str) -> None:
 
 def do_run(options: argparse.Namespace) -> None:
     """Learn a benchmark."""
-    from dualprompt.config import compose
+    from dualprompt.config import compose, compose_beside
     from dualprompt.console import Terminal
     from dualprompt.files import runs_root
     from dualprompt.training import group
@@ -342,8 +342,11 @@ def do_run(options: argparse.Namespace) -> None:
     configs = [first.model_copy(update={"seed": first.seed + n}) for n in range(options.seeds)]
     name = f"{Path(options.preset).stem}-{first.method['name']}-{time.strftime('%Y%m%d-%H%M%S')}"
     out = options.out or runs_root() / name
+    baseline = False
+    if not options.no_baseline:
+        baseline = compose_beside(options.preset, options.recipe, overrides, group.BASELINE)
     with Terminal() as terminal:
-        runs = group.start(group.plan(configs, baseline=not options.no_baseline), out, terminal)
+        runs = group.start(group.plan(configs, baseline), out, terminal)
     conclude(options, runs)
 
 

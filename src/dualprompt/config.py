@@ -193,6 +193,33 @@ def load_preset(name: str) -> dict[str, Any]:
 
 def compose(preset: str, recipe: str | None, overrides: dict[str, Any]) -> RunConfig:
     """Return the run that `preset` describes, under one of its recipes, with dotted `overrides` on top."""
+    values, chosen = _under_recipe(preset, recipe)
+    above = _all_nested(overrides)
+    if chosen is not None and any(changes_recipe(dotted) for dotted in overrides):
+        above = merge({"train": {"recipe": f"{chosen}, changed"}}, above)
+    method = _method(preset, values, above)
+    # The recipe's training values are for every method; a method may bring its own.
+    train = method.pop("train", {})
+    common = {key: value for key, value in values.items() if key not in ("method", "methods")}
+    values = merge(common, {"method": method} | ({"train": train} if train else {}))
+    return parse(RunConfig, merge(values, above))
+
+
+def compose_beside(preset: str, recipe: str | None, overrides: dict[str, Any], method: str) -> RunConfig:
+    """Return the run of `method` in the place of the one that `compose` returns, with training values of its own.
+
+    What is common stays: of the overrides, only those go that set options of the other method, or training values
+    that the preset gives to that one alone.
+    """
+    values, _ = _under_recipe(preset, recipe)
+    own = _method(preset, values, _all_nested(overrides)).get("train", {})
+    theirs = {f"train.{key}" for key in own}
+    kept = {key: value for key, value in overrides.items() if key.split(".")[0] != "method" and key not in theirs}
+    return compose(preset, recipe, kept | {"method.name": method})
+
+
+def _under_recipe(preset: str, recipe: str | None) -> tuple[dict[str, Any], str | None]:
+    """Return the values of a preset with those of a recipe on top, and which recipe that is."""
     values = load_preset(preset)
     recipes = _mapping(preset, "recipes", values.pop("recipes", {}))
     default = values.pop("recipe", None)
@@ -204,14 +231,16 @@ def compose(preset: str, recipe: str | None, overrides: dict[str, Any]) -> RunCo
             raise DualPromptError(f"preset '{preset}' has no recipe '{chosen}'; {known}")
         values = merge(values, _mapping(preset, f"recipes.{chosen}", recipes[chosen]))
         values = merge(values, {"train": {"recipe": chosen}})
-    above: dict[str, Any] = {}
-    for dotted, value in overrides.items():
-        above = merge(above, nested(dotted, value))
-    if chosen is not None and any(changes_recipe(dotted) for dotted in overrides):
-        above = merge({"train": {"recipe": f"{chosen}, changed"}}, above)
-    # A preset may hold options for several methods; only those of the chosen one apply.
-    options = _mapping(preset, "methods", values.pop("methods", {}))
-    own = _mapping(preset, "method", values.pop("method", {}))
+    return values, chosen
+
+
+def _method(preset: str, values: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Return what a preset says of the method that is named above it, or else in it; `train` is among the options.
+
+    A preset may hold options for several methods; only those of the chosen one apply.
+    """
+    options = _mapping(preset, "methods", values.get("methods", {}))
+    own = _mapping(preset, "method", values.get("method", {}))
     usual = own.get("name", "dualprompt")
     name = above.get("method", {}).get("name", usual)
     if not isinstance(name, str):
@@ -219,10 +248,9 @@ def compose(preset: str, recipe: str | None, overrides: dict[str, Any]) -> RunCo
     method = {"name": name, **_mapping(preset, f"methods.{name}", options.get(name, {}))}
     if name == usual:
         method |= own
-    # The recipe's training values are for every method; a method may bring its own.
-    train = _mapping(preset, f"methods.{name}.train", method.pop("train", {}))
-    values = merge(values, {"method": method} | ({"train": train} if train else {}))
-    return parse(RunConfig, merge(values, above))
+    if "train" in method:
+        _mapping(preset, f"methods.{name}.train", method["train"])
+    return method
 
 
 def _mapping(preset: str, key: str, value: Any) -> dict[str, Any]:
@@ -237,6 +265,13 @@ def changes_recipe(dotted: str) -> bool:
     How many images may be kept is a condition of the comparison, as the benchmark is.
     """
     return dotted.split(".")[0] in ("train", "evaluate", "method") and dotted not in ("method.name", BUFFER_SIZE)
+
+
+def _all_nested(overrides: dict[str, Any]) -> dict[str, Any]:
+    above: dict[str, Any] = {}
+    for dotted, value in overrides.items():
+        above = merge(above, nested(dotted, value))
+    return above
 
 
 def nested(dotted: str, value: Any) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Literal
@@ -101,11 +101,12 @@ class Prediction:
 
     logits: Tensor  # (batch, classes)
     selected: Tensor | None = None  # (batch,)
+    similarity: Tensor | None = None  # (batch,) cosine of the query and the nearest thing that is kept of any task
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """How many numbers a method trained, with and without the classifier that every method has, and what else it keeps."""
+    """How many numbers a method trained, with and without the classifier that all have, and what else it keeps."""
 
     trained: int
     additional: int
@@ -144,6 +145,10 @@ class Method(nn.Module, ABC):
     compute_dtype: torch.dtype = torch.float32  # set by whoever carries the method out
     # Whether `loss` and `predict` only queue work on the device: no value is read back, no shape depends on one.
     capturable: ClassVar[bool] = True
+
+    # Which tensors of the state come one a task, as `name.0`, `name.1`, …, and along which dimension they list the
+    # task's classes (None: they are the whole task's). What is not named here belongs to all tasks together.
+    of_task: ClassVar[Mapping[str, int | None]] = {}
 
     def __init__(self, config: MethodConfig, backbone: VisionTransformer) -> None:
         super().__init__()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -10,7 +11,18 @@ from pydantic import Field, field_validator
 from torch import Tensor
 
 from dualprompt.backbones.vit import VisionTransformer
-from dualprompt.methods.base import METHODS, Batch, Grid, MethodConfig, Prediction, Selection, TaskView, below, numbered
+from dualprompt.methods.base import (
+    METHODS,
+    Batch,
+    Grid,
+    MethodConfig,
+    Phase,
+    Prediction,
+    Selection,
+    TaskView,
+    below,
+    numbered,
+)
 from dualprompt.methods.prompted import Prompted
 from dualprompt.methods.ridge import Ridge
 from dualprompt.methods.statistics import ClassGaussians, GaussianMatching, KeyMatching, generator_for, realign
@@ -60,6 +72,16 @@ class DualPrompt(Prompted):
     summary = "G-Prompt, E-Prompts and task keys on a frozen backbone (the paper's method)"
     grid: ClassVar[Grid] = {"train.lr": (0.005, 0.0025), "method.init": ("uniform", "wide")}
     selections = ("query", "batch_vote", "oracle")
+    of_task: ClassVar[Mapping[str, int | None]] = {
+        **Prompted.of_task,
+        "bank.e_prompt": None,
+        "bank.task_key": None,
+        "gaussians.means": 0,
+        "gaussians.roots": None,
+        "matching.means": 0,
+        "matching.keys": None,
+        "ridge.sums": 1,
+    }
     config: DualPromptConfig
     bank: PromptBank
 
@@ -88,6 +110,10 @@ class DualPrompt(Prompted):
         if config.matching != "key":
             several = config.matching == "keys"
             self.matching = KeyMatching(dim, config.keys_per_task) if several else GaussianMatching(dim)
+
+    def phases(self, task: TaskView) -> Sequence[Phase]:
+        """Return one, or none where a single class's logits are masked: they are always right, and teach nothing."""
+        return () if task.classes == 1 and self.masked else super().phases(task)
 
     def begin_task(self, task: TaskView) -> None:
         """Draw the G-Prompt (first task), grow the bank and the head by one task."""
@@ -153,19 +179,21 @@ class DualPrompt(Prompted):
         """Pick an E-Prompt for each image, then classify; images with different picks share one pass."""
         self.check_selection(selection)
         tokens = self.tokens(batch)
-        selected = self._select(selection or self.config.selection, batch, tokens)
+        selected, similarity = self._select(selection or self.config.selection, batch, tokens)
         features = self.backbone.rest(tokens, self.shared_layers, self.bank.prompts_for(selected, tokens.dtype))
-        return Prediction(self.head.predict(features), selected)
+        return Prediction(self.head.predict(features), selected, similarity)
 
-    def _select(self, selection: Selection, batch: Batch, tokens: Tensor) -> Tensor:
+    def _select(self, selection: Selection, batch: Batch, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
         if selection == "oracle":
             if batch.task is None:
                 raise ValueError("selection 'oracle' needs the true task of each image")
-            return batch.task
+            return batch.task, None
         query = self.query(batch, tokens)
-        matching = self.matching
-        selected = self.bank.similarities(query).argmax(dim=1) if matching is None else matching.match(query)
-        return vote(selected) if selection == "batch_vote" else selected
+        if self.matching is None:
+            similarity, selected = self.bank.similarities(query).max(dim=1)
+        else:
+            similarity, selected = self.matching.similarity(query), self.matching.match(query)
+        return vote(selected) if selection == "batch_vote" else selected, similarity
 
     def additional(self) -> int:
         """Return the number of prompt and key parameters."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -38,6 +39,7 @@ class FrozenHead(Method):
     summary = "frozen backbone and a linear head, no prompts: the baseline"
     grid: ClassVar[Grid] = {"train.lr": (0.005, 0.0025, 0.001, 0.01)}
 
+    of_task: ClassVar[Mapping[str, int | None]] = {"head.weight": 0, "head.bias": 0}
     head: GrowingHead
 
     def __init__(self, config: MethodConfig, backbone: VisionTransformer) -> None:

@@ -180,6 +180,10 @@ class KeyMatching(nn.Module):
         """Return the task of each query, (batch,)."""
         return cosine(query, self.joined).argmax(dim=1) // self.keys_per_task
 
+    def similarity(self, query: Tensor) -> Tensor:
+        """Return the cosine of each query and the nearest key, (batch,)."""
+        return cosine(query, self.joined).amax(dim=1)
+
 
 class GaussianMatching(nn.Module):
     """A mean for each class and one covariance for all of them; an image belongs to its likeliest class's task.
@@ -192,6 +196,7 @@ class GaussianMatching(nn.Module):
     weight: Tensor
     bias: Tensor
     task_of: Tensor
+    directions: Tensor
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -202,6 +207,7 @@ class GaussianMatching(nn.Module):
         self.register_buffer("weight", torch.empty(0, dim), persistent=False)
         self.register_buffer("bias", torch.empty(0), persistent=False)
         self.register_buffer("task_of", torch.empty(0, dtype=torch.int64), persistent=False)
+        self.register_buffer("directions", torch.empty(0, dim), persistent=False)  # of all means
 
     def add(self, queries: Tensor, labels: Tensor, classes: int, generator: torch.Generator) -> None:
         """Take in a task's queries; its labels count from 0."""
@@ -227,6 +233,7 @@ class GaussianMatching(nn.Module):
         # To take away what all classes have in common changes no order and leaves scores that suit float32.
         self.weight = (weight - weight.mean(dim=0)).to(self.scatter)
         self.bias = (bias - bias.mean()).to(self.scatter)
+        self.directions = F.normalize(means, dim=1).to(self.scatter)
         sizes = torch.tensor([len(means) for means in self.means])
         self.task_of = torch.arange(len(sizes)).repeat_interleave(sizes).to(self.scatter.device)
 
@@ -234,3 +241,7 @@ class GaussianMatching(nn.Module):
         """Return the task of each query, (batch,)."""
         with torch.autocast(query.device.type, enabled=False):
             return self.task_of[F.linear(query, self.weight, self.bias).argmax(dim=1)]
+
+    def similarity(self, query: Tensor) -> Tensor:
+        """Return the cosine of each query and the nearest class mean, (batch,)."""
+        return cosine(query, self.directions).amax(dim=1)

@@ -49,7 +49,12 @@ class Sink(Protocol):
 
 
 async def read(
-    request: Request, limits: Limits, most: int, fields: set[str], sink: Sink, count: Callable[[int], None] | None = None
+    request: Request,
+    limits: Limits,
+    most: int,
+    fields: set[str],
+    sink: Sink,
+    count: Callable[[int], None] | None = None,
 ) -> list[Part]:
     """Return the parts of a multipart request of at most `most` bytes.
 

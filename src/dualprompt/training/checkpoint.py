@@ -89,10 +89,14 @@ def changed(state: State, before: State) -> State:
 
 
 class Checkpoints:
-    """The checkpoints of one run: a file for each finished task, and one for the work in progress."""
+    """The checkpoints of one run: a file for each finished task, and one for the work in progress.
 
-    def __init__(self, folder: Path) -> None:
+    A run may go on from a model that has learned `first` tasks and whose state was `begin`.
+    """
+
+    def __init__(self, folder: Path, first: int = 0, begin: State | None = None) -> None:
         self.folder = folder
+        self.first, self.begin = first, begin or {}
 
     def task_path(self, task: int) -> Path:
         """Return the file of finished task `task` (0-based; files count from 1)."""
@@ -109,8 +113,8 @@ class Checkpoints:
 
     def after_task(self, task: int) -> State:
         """Return the method's state after task `task`; −1 is the empty state before the first."""
-        state: State = {}
-        for done in range(task + 1):
+        state = dict(self.begin)
+        for done in range(self.first, task + 1):
             state.update(read(self.task_path(done))[0])
         return state
 
@@ -136,7 +140,7 @@ class Checkpoints:
         Work in progress counts if it is of the task that comes after the finished ones; so a damaged file can be
         deleted, and the run goes on from the checkpoint before it.
         """
-        finished = 0
+        finished = self.first
         while self.task_path(finished).exists():
             finished += 1
         if self.progress_path.exists():
@@ -145,9 +149,9 @@ class Checkpoints:
                 return Position(**header), Work(
                     _below("method/", tensors), _below("optimiser/", tensors), tensors["loss"]
                 )
-        if finished:
+        if finished > self.first:
             return Position(**read(self.task_path(finished - 1))[1]), None
-        return Position(), None
+        return Position(task=self.first), None
 
 
 def _below(prefix: str, tensors: State) -> State:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
 RESIDENT_SHARE = 0.4  # of the GPU memory that is free
+DESCRIBE_VIEW = ("index", "pixels", "shapes", "boxes", "flips", "boxes2", "flips2")
 
 
 @dataclass(frozen=True)
@@ -113,10 +114,9 @@ class Feed:
             def make() -> Tensor:
                 if f"view{which}" in inputs:
                     return inputs[f"view{which}"]
-                assert pixels is not None
-                canvas = Canvas(pixels[inputs["index"]], inputs["shapes"])
-                shown = self.view.show(canvas, inputs.get(f"boxes{which}"), inputs.get(f"flips{which}"))
-                return shown.to(self.dtype)
+                index = inputs["index"]
+                found = images.gather(index.cpu()).pixels.to(index.device) if pixels is None else pixels[index]
+                return self._show(Canvas(found, inputs["shapes"]), inputs, which)
 
             return make
 
@@ -159,20 +159,25 @@ class Feed:
         return {"index": index, "shapes": subset.images.shapes[index], "labels": subset.labels[rows]}
 
     def shown(self, images: Images, inputs: Inputs) -> Inputs:
-        """Replace what describes a view by the view itself, where the pixels do not lie on the device."""
-        if self.resident(images) is not None:
+        """Replace what describes a view by the view itself, where a GPU cannot reach the pixels.
+
+        Elsewhere a view is made when a method asks for it, which one that knows the features does not.
+        """
+        if self.fabric.device.type != "cuda" or self.resident(images) is not None:
             return inputs
-        device = self.fabric.device
-        canvas = inputs.pop("pixels", None)
-        pixels = images.gather(inputs["index"]).pixels if canvas is None else canvas
-        moved = on_device({n: inputs[n] for n in inputs if n[:5] in ("boxes", "flips", "shape")}, device)
-        placed = Canvas(pixels.to(device, non_blocking=True), moved.pop("shapes"))
+        if "pixels" not in inputs:
+            inputs["pixels"] = images.gather(inputs["index"]).pixels.pin_memory()
+        described = on_device({name: inputs[name] for name in DESCRIBE_VIEW if name in inputs}, self.fabric.device)
+        canvas = Canvas(described["pixels"], described["shapes"])
+        kept = {name: value for name, value in inputs.items() if name not in DESCRIBE_VIEW}
         for which in ("", "2"):
-            if which == "" or f"boxes{which}" in moved:
-                shown = self.view.show(placed, moved.get(f"boxes{which}"), moved.get(f"flips{which}"))
-                inputs[f"view{which}"] = shown.to(self.dtype)
-        described = ("index", "shapes", "boxes", "flips", "boxes2", "flips2")
-        return {name: value for name, value in inputs.items() if name not in described}
+            if which == "" or f"boxes{which}" in described:
+                kept[f"view{which}"] = self._show(canvas, described, which)
+        return kept
+
+    def _show(self, canvas: Canvas, inputs: Inputs, which: str) -> Tensor:
+        shown = self.view.show(canvas, inputs.get(f"boxes{which}"), inputs.get(f"flips{which}"))
+        return shown.to(self.dtype)
 
 
 class Course:
@@ -212,7 +217,7 @@ class Course:
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Share]:
         """Yield the batches of one epoch from step `start` on; on a GPU the next is drawn while one is worked on."""
         order = self._order(epoch)
-        if self.feed.fabric.device.type == "cpu":
+        if self.feed.fabric.device.type != "cuda":
             yield from (self._finish(self._draw(order, epoch, step)) for step in range(start, self.steps))
             return
         with ThreadPoolExecutor(1) as ahead:
@@ -280,9 +285,8 @@ class Course:
                 inputs |= {f"boxes{which}": drawn[0][part], f"flips{which}": drawn[1][part]}
         if subset.notes is not None:
             inputs["noted"] = subset.notes[mine]
-        if self.feed.resident(subset.images) is None:  # the costly part, so that it is done ahead
-            pixels = subset.images.gather(inputs["index"]).pixels
-            inputs["pixels"] = pixels.pin_memory() if self.feed.fabric.device.type == "cuda" else pixels
+        if self.feed.fabric.device.type == "cuda" and self.feed.resident(subset.images) is None:
+            inputs["pixels"] = subset.images.gather(inputs["index"]).pixels.pin_memory()  # costly, so it is done ahead
         return inputs
 
     def _finish(self, drawn: tuple[Share, Inputs]) -> Share:

@@ -19,7 +19,7 @@ from dualprompt.progress import SILENT, Progress
 from dualprompt.training.distributed import lost_process
 from dualprompt.training.loop import train
 from dualprompt.training.run import Run
-from dualprompt.training.setup import Setup, prepare
+from dualprompt.training.setup import Setup, prepare, refuse_single_classes
 
 BASELINE = "frozen-head"
 
@@ -32,10 +32,11 @@ class Member:
     config: RunConfig
 
 
-def plan(configs: list[RunConfig], baseline: bool) -> list[Member]:
+def plan(configs: list[RunConfig], baseline: bool | RunConfig) -> list[Member]:
     """Lay out the runs of one method, a config for each seed, and of its baseline.
 
-    With one seed the method's run is the group's folder itself.
+    `baseline` is the config of the baseline, whatever its seed; True stands for the method's, with another method
+    in it. With one seed the method's run is the group's folder itself.
     """
     members = []
     for given in configs:
@@ -43,10 +44,20 @@ def plan(configs: list[RunConfig], baseline: bool) -> list[Member]:
         folder = "." if len(configs) == 1 else f"seed-{config.seed}"
         members.append(Member(folder, config))
         if baseline and config.method["name"] != BASELINE:
-            options = {"name": BASELINE, "training_logits": config.method["training_logits"]}
-            beside = _resolved(config.model_copy(update={"method": options}))
-            members.append(Member(str(Path(folder) / "baseline"), beside))
+            own = config if isinstance(baseline, bool) else baseline
+            members.append(Member(str(Path(folder) / "baseline"), _beside(given, own)))
     return members
+
+
+def _beside(config: RunConfig, own: RunConfig) -> RunConfig:
+    """Return the baseline beside a run: the training values of `own`, under the run's seed and recipe.
+
+    Where the run says how logits are trained, that holds for both, so that tasks of one class are learned by both.
+    """
+    options = own.method if own.method["name"] == BASELINE else {"name": BASELINE}
+    common = {key: value for key, value in config.method.items() if key == "training_logits"}
+    train = own.train.model_copy(update={"recipe": config.train.recipe})
+    return _resolved(own.model_copy(update={"method": options | common, "train": train, "seed": config.seed}))
 
 
 def _resolved(config: RunConfig) -> RunConfig:
@@ -73,6 +84,8 @@ def start(members: list[Member], folder: Path, progress: Progress = SILENT) -> l
         )
         raise DualPromptError(f"{folder} {held} choose another --out")
     first = prepare(members[0].config, progress)  # whatever is wrong shows before anything is written
+    for member in members:
+        refuse_single_classes(method_config(member.config.method), first.stream)
     folder = Path(first.fabric.broadcast(str(folder)))  # processes may disagree about a name with the time in it
     if first.fabric.is_global_zero:
         listing = [{"folder": m.folder, "config": m.config.model_dump(mode="json")} for m in members]

@@ -44,6 +44,18 @@ def train(setup: Setup, run: Run, progress: Progress = SILENT) -> dict[str, Any]
     return loop.finish()
 
 
+def extend(setup: Setup, run: Run, progress: Progress = SILENT) -> None:
+    """Learn the stream's tasks on top of the model that the run begins with; `setup.method` then knows them.
+
+    Their numbers go on from those of the tasks it knows. Tasks without test images are not judged.
+    """
+    loop = _Loop(setup, run, progress)
+    with _stop_signals(loop):
+        for task in setup.stream.tasks:
+            if task.index >= loop.position.task:
+                loop.learn(task)
+
+
 class _Loop:
     """The state of a run while it runs: method, buffer, position."""
 
@@ -144,7 +156,8 @@ class _Loop:
         course = self.setup.feed.course(subset, task.index, phase, number, held, self.method.uses_frozen)
         work = _Work(phase, number, phase.epochs or self.config.train.epochs, course, trainable, optimiser)
         steps = Steps(self._step(work), self.fabric, self.config.train.batch_size, self.method.capturable)
-        label = f"task {task.index + 1}/{len(self.setup.stream.tasks)} {task.name}{'' if alone else f', {phase.name}'}"
+        last = self.setup.stream.tasks[-1].index
+        label = f"task {task.index + 1}/{last + 1} {task.name}{'' if alone else f', {phase.name}'}"
         done = self.position.epoch * len(subset) + self.position.step * course.size
         images = 0
         with self.progress.bar(label, len(subset) * work.epochs, "img", done=done) as bar:
@@ -207,7 +220,8 @@ class _Loop:
     def _judge(self, task: Task, seconds: float, images: int) -> None:
         subsets = self.setup.judged(task.index + 1)
         began = time.monotonic()
-        scores = evaluate(self.method, self.setup.feed, subsets, progress=self.progress)
+        judged = all(map(len, subsets))
+        scores = evaluate(self.method, self.setup.feed, subsets, progress=self.progress) if judged else []
         accuracy = [score.accuracy for score in scores]
         matching = [score.matching for score in scores if score.matching is not None]
         if self.writes:
@@ -233,7 +247,8 @@ class _Loop:
         if self.writes:
             self.run.checkpoints.save_task(self.position, self._state(), self.before)
         self.before = {name: value.clone() for name, value in self._state().items()}
-        self.progress.note(_sentence(task, accuracy, matching))
+        if scores:
+            self.progress.note(_sentence(task, accuracy, matching))
         if self._stop_asked():  # during the evaluation
             raise self._stopped()
 

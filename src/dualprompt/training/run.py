@@ -20,7 +20,7 @@ from dualprompt.config import RunConfig, parse
 from dualprompt.data.stream import TaskStream
 from dualprompt.errors import DualPromptError
 from dualprompt.files import digest, disk_errors, read_json, write_json
-from dualprompt.training.checkpoint import Checkpoints
+from dualprompt.training.checkpoint import Checkpoints, State
 
 # Carrying a run out elsewhere or saving it more often does not change what it is.
 CIRCUMSTANCES = {"device", "devices", "nodes", "checkpoint", "compile"}
@@ -62,11 +62,14 @@ def config_digest(config: RunConfig) -> str:
 
 
 class Run:
-    """One method on one benchmark with one seed, in a directory of its own."""
+    """One method on one benchmark with one seed, in a directory of its own.
 
-    def __init__(self, folder: Path) -> None:
+    `first` and `begin`: see Checkpoints.
+    """
+
+    def __init__(self, folder: Path, first: int = 0, begin: State | None = None) -> None:
         self.folder = folder
-        self.checkpoints = Checkpoints(folder / "checkpoints")
+        self.checkpoints = Checkpoints(folder / "checkpoints", first, begin)
 
     @property
     def manifest_path(self) -> Path:

@@ -61,7 +61,7 @@ def prepare(config: RunConfig, progress: Progress = SILENT, share: Setup | None 
     """
     options = method_config(config.method)
     if share is not None and _alike(config, share.config):
-        _refuse_single_classes(options, share.stream)
+        refuse_single_classes(options, share.stream)
         return _ready(config, options, share)
     checkpoint = weights.read(config.backbone.name, progress)
 
@@ -80,7 +80,7 @@ def prepare(config: RunConfig, progress: Progress = SILENT, share: Setup | None 
         augment=config.train.augment,
     )
     stream = build_stream(config.benchmark, config.seed, view.store, progress)
-    _refuse_single_classes(options, stream)
+    refuse_single_classes(options, stream)
     fabric = share.fabric if share is not None else launch(config)
     dtype = compute_dtype(config, fabric.device)
     frozen = pretrained().freeze().to(fabric.device, dtype)
@@ -118,7 +118,7 @@ def _worth_compiling(config: RunConfig, common: Setup) -> bool:
     return operations / 400e12 > 600  # seconds at what an H200 reaches
 
 
-def _refuse_single_classes(options: MethodConfig, stream: TaskStream) -> None:
+def refuse_single_classes(options: MethodConfig, stream: TaskStream) -> None:
     """Refuse tasks that teach nothing: among the classes of one task, a single one is always right."""
     for task in stream.tasks:
         if len(task.classes) == 1 and options.training_logits == "masked":

@@ -1,0 +1,173 @@
+"""Checks pictures and archives that strangers send, before anything else looks at them."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import stat
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO
+
+from PIL import Image
+
+from dualprompt.data.folder import EXTENSIONS
+from dualprompt.serve.limits import MEGABYTE, Limits, Refusal
+
+# Pillow knows formats that start other programs (EPS) or are hardly ever photos; nobody can reach those through us.
+FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+DIRECTORY_BYTES = 16 * MEGABYTE
+END_OF_DIRECTORY = b"PK\x05\x06"
+END_OF_ZIP64 = b"PK\x06\x07"
+DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, ValueError, OverflowError, NotImplementedError)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture that waits to be learned: its class, the sender's name for it, and our file."""
+
+    label: str
+    name: str
+    path: Path
+
+
+def open_picture(source: bytes | Path, name: str, limits: Limits) -> Image.Image:
+    """Return the opened, not yet decoded picture; refuse what is none and what would be too large decoded."""
+    try:
+        picture = Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS)
+        width, height = picture.size
+    except Image.DecompressionBombError:
+        raise Refusal(413, f"the image '{_short(name)}' has more than {limits.image_pixels} pixels") from None
+    except Exception:  # noqa: BLE001 (decoders raise all sorts of things on hostile bytes)
+        known = "JPEG, PNG, WebP, GIF, BMP, TIFF or PPM"
+        raise Refusal(422, f"'{_short(name)}' is not an image that can be read ({known})") from None
+    if width * height > limits.image_pixels:
+        picture.close()
+        text = f"the image '{_short(name)}' has {width} x {height} pixels; at most {limits.image_pixels} are taken"
+        raise Refusal(413, text)
+    return picture
+
+
+def check_label(label: str, limits: Limits) -> str:
+    """Return a class's or task's name, or refuse it."""
+    label = label.strip()
+    if not label or len(label) > limits.name_characters or not label.isprintable() or label in (".", ".."):
+        at_most = f"1 to {limits.name_characters} printable characters"
+        raise Refusal(422, f"'{_short(label)}' cannot be the name of a class or task; give {at_most}")
+    return label
+
+
+def split_names(names: Iterable[str]) -> dict[str, str]:
+    """Return which class each file named `class/picture.jpg` shows; pictures may lie deeper in their class.
+
+    When all lie in one folder that holds only folders, as in the archive of a folder, that one is left out.
+    """
+    paths = {name: _checked(name) for name in names}
+    if not paths:
+        return {}
+    if len({path.parts[0] for path in paths.values()}) == 1 and all(len(path.parts) > 2 for path in paths.values()):
+        paths = {name: PurePosixPath(*path.parts[1:]) for name, path in paths.items()}
+    if loose := next((name for name, path in paths.items() if len(path.parts) < 2), None):
+        raise Refusal(422, f"'{_short(loose)}' lies in no class folder; name files class/picture.jpg")
+    return {name: path.parts[0] for name, path in paths.items()}
+
+
+def is_picture(name: str) -> bool:
+    """Return whether a file name is that of a picture, and not of one that an operating system hides."""
+    path = PurePosixPath(name)
+    hidden = any(part.startswith(".") and part not in (".", "..") or part == "__MACOSX" for part in path.parts)
+    return path.suffix.lower() in EXTENSIONS and not hidden
+
+
+def unpack(archive: Path, folder: Path, limits: Limits) -> list[Picture]:
+    """Write the pictures of a zip of class folders into `folder`, under names of ours; refuse a hostile one.
+
+    Files that are no pictures are left out, archives in the archive too.
+    """
+    try:
+        with archive.open("rb") as file:
+            _check_directory(file, limits)
+            with zipfile.ZipFile(file) as opened:
+                return list(_unpacked(opened, folder, limits))
+    except DAMAGE as error:
+        raise Refusal(422, f"the archive is damaged or no zip ({error})") from None
+
+
+def _unpacked(opened: zipfile.ZipFile, folder: Path, limits: Limits) -> Iterator[Picture]:
+    entries = opened.infolist()
+    for entry in entries:
+        _check_entry(entry, limits)
+    if sum(entry.file_size for entry in entries) > limits.archive_bytes:
+        raise Refusal(413, f"the archive holds more than {limits.archive_bytes} bytes")
+    pictures = [entry for entry in entries if not entry.is_dir() and is_picture(entry.filename)]
+    if len(pictures) > limits.task_images:
+        raise Refusal(413, f"the archive holds {len(pictures)} images; at most {limits.task_images} are taken")
+    labels = split_names(entry.filename for entry in pictures)
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, entry in enumerate(pictures):
+        path = folder / f"{number:06}{PurePosixPath(entry.filename).suffix.lower()}"
+        with opened.open(entry) as source, path.open("wb") as target:
+            _copy(source.read, target, entry)
+        yield Picture(labels[entry.filename], entry.filename, path)
+
+
+def _check_directory(file: BinaryIO, limits: Limits) -> None:
+    """Refuse an archive whose table of contents alone would fill the memory, before `zipfile` reads it."""
+    size = file.seek(0, io.SEEK_END)
+    file.seek(max(0, size - 65_557))
+    tail = file.read()
+    at = tail.rfind(END_OF_DIRECTORY)
+    if at < 0 or len(tail) < at + 22:
+        raise Refusal(422, "the archive is damaged or no zip (it has no table of contents)")
+    entries, directory = struct.unpack("<HI", tail[at + 10 : at + 16])
+    if END_OF_ZIP64 in tail or entries > limits.archive_entries or directory > DIRECTORY_BYTES:
+        raise Refusal(413, f"the archive has more than {limits.archive_entries} entries")
+    file.seek(0)
+
+
+def _check_entry(entry: zipfile.ZipInfo, limits: Limits) -> None:
+    name = _short(entry.filename)
+    _checked(entry.filename.rstrip("/") or "/")
+    kind = stat.S_IFMT(entry.external_attr >> 16)
+    if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
+        raise Refusal(422, f"the archive's entry '{name}' is a link or device; only files and folders are taken")
+    if entry.flag_bits & 1:
+        raise Refusal(422, f"the archive's entry '{name}' is encrypted; send it without a password")
+    if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise Refusal(422, f"the archive's entry '{name}' is compressed in a way other than deflate")
+    if is_picture(entry.filename) and entry.file_size > limits.image_bytes:
+        raise Refusal(413, f"the image '{name}' has more than {limits.image_bytes} bytes")
+    if entry.file_size > MEGABYTE and entry.file_size > limits.archive_ratio * entry.compress_size:
+        raise Refusal(413, f"the archive's entry '{name}' grows more than {limits.archive_ratio:.0f}-fold")
+
+
+def _copy(read: Callable[[int], bytes], target: BinaryIO, entry: zipfile.ZipInfo) -> None:
+    """Copy an entry, but no more than its size in the table of contents, which may lie."""
+    left = entry.file_size
+    while chunk := read(min(left + 1, MEGABYTE)):
+        left -= len(chunk)
+        if left < 0:
+            raise Refusal(413, f"the archive's entry '{_short(entry.filename)}' is larger than it says")
+        target.write(chunk)
+
+
+def _checked(name: str) -> PurePosixPath:
+    path = PurePosixPath(name)
+    bad = path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name or name[1:2] == ":"
+    if bad or not path.parts:
+        raise Refusal(422, f"'{_short(name)}' is not a relative path inside the upload")
+    return path
+
+
+def _short(name: str) -> str:
+    shown = "".join(letter if letter.isprintable() else "?" for letter in name)
+    return shown if len(shown) <= 80 else f"{shown[:77]}..."
+
+
+def remove(folder: Path) -> None:
+    """Delete a folder and everything in it."""
+    shutil.rmtree(folder, ignore_errors=True)
