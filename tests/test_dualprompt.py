@@ -489,6 +489,7 @@ def test_parameters_report() -> None:
             "mb": additional * 4 / 1e6,
             "percent_of_backbone": 100 * additional / backbone,
         },
+        "kept": {"count": 0, "mb": 0.0},
         "paper_formula": 32 * (1 * 2 + 3 * (2 * 3 + 1)),
     }
     split = random_dualprompt(tasks=3, length_counts="split", g_length=4, e_length=6).parameters_report()

@@ -51,6 +51,7 @@ def test_mean_and_deviation_over_seeds(made: tuple[tuple[object, ...], Any]) -> 
             assert row[key] == pytest.approx(statistics.mean(numbers))
             assert row[f"{key}_std"] == pytest.approx(statistics.stdev(numbers))
         assert row["additional_parameters"] == results[0]["parameters"]["additional"]["count"]
+        assert row["kept_mb"] == results[0]["parameters"]["kept"]["mb"]
         assert row["training_seconds"] > 0
     plain, mean = (json.loads((Path(row["runs"][0]) / "manifest.json").read_text()) for row in value["rows"][1:])
     assert (plain["config"]["method"]["keys"], mean["config"]["method"]["keys"]) == ("learned", "mean")

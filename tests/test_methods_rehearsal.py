@@ -189,7 +189,7 @@ def test_gdumb_learns_mixed_images_by_both_labels(train_backbone: bool) -> None:
 
 
 def test_gdumb_starts_from_the_pre_trained_weights_at_every_task() -> None:
-    method: GDumb = make("gdumb", epochs=7)
+    method: GDumb = make("gdumb", epochs=7, lr=0.1)
     before = {name: value.clone() for name, value in method.backbone.state_dict().items()}
     method.begin_task(task_view(0))
     spread(method, 3)
@@ -197,7 +197,7 @@ def test_gdumb_starts_from_the_pre_trained_weights_at_every_task() -> None:
     assert all(torch.equal(value, before[name]) for name, value in method.backbone.state_dict().items())
     assert len(torch.cat(list(method.head.bias))) == 6
     assert all(not parameter.any() for parameter in method.head.parameters())
-    assert method.phases(task_view(1)) == (Phase(data="buffer", epochs=7, noise=4),)
+    assert method.phases(task_view(1)) == (Phase(data="buffer", epochs=7, lr=0.1, noise=4),)
     assert method.buffer == BufferPlan(1000, "balanced", fill="before")
     assert set(method.state()) == {name for name, _ in method.named_parameters()}
 
@@ -260,7 +260,7 @@ def test_bic_corrects_the_newest_task_alone_with_the_network_frozen(train_backbo
     learn, correct = method.phases(task_view(1))
     assert (learn.data, learn.part, correct.data, correct.part) == ("task+buffer", "fit", "task+buffer", "held out")
     assert correct.balanced
-    assert correct.lr_factor > 1
+    assert (learn.lr, correct.lr) == (None, BiC.Config().correction_lr)  # type: ignore[attr-defined]
     assert not any(name.startswith("correction") for name in method.trainable())
     method.begin_phase(correct, task_view(1))
     assert list(method.trainable()) == ["correction.1"]

@@ -150,9 +150,10 @@ def test_a_budget_takes_the_first_of_the_grid(world: World, lengths: list[int], 
 
 def test_without_a_grid_each_method_uses_its_own(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     own = {"method.e_length": (1, 2, 3), "train.lr": (0.1, 0.2)}
-    monkeypatch.setattr(METHODS["dualprompt"], "grid", own, raising=False)
-    monkeypatch.setattr(METHODS["frozen-head"], "grid", {}, raising=False)
-    found = plan(world, ["dualprompt", "frozen-head"], {}, None)
+    monkeypatch.setattr(METHODS["dualprompt"], "grid", own)
+    monkeypatch.delattr(METHODS["frozen-head"], "grid")
+    found = plan(world, ["dualprompt", "frozen-head", "simple-cil"], {}, None)
+    assert found["simple-cil"] == [{}], "nothing to choose"
     assert found["dualprompt"][:3] == [{"method.e_length": n, "train.lr": 0.1} for n in (1, 2, 3)]
     assert found["dualprompt"][3] == {"method.e_length": 1, "train.lr": 0.2}
     assert found["frozen-head"] == [{"train.lr": lr} for lr in (0.005, 0.01, 0.02, 0.04)]

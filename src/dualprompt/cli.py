@@ -19,6 +19,7 @@ from dualprompt.progress import speaks
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from dualprompt.learner import Answer, ContinualLearner
     from dualprompt.studies.sheet import Sheet
     from dualprompt.training.run import Run
 
@@ -35,6 +36,11 @@ examples:
   dualprompt list methods
   dualprompt bench --quick
   dualprompt data get cifar100
+  dualprompt learn my-model photos/january                 teach it a folder of class folders; again in February
+  dualprompt predict my-model picture.jpg more-pictures/
+  dualprompt forget my-model january
+  dualprompt export my-model --to onnx --int8
+  dualprompt serve my-model                                a page and an HTTP API on this machine
 """
 
 
@@ -84,11 +90,11 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     options, unknown = build_parser().parse_known_args(rest)
     if unknown:
         flags = [flag for flag in unknown if flag.startswith("-")]
-        if not flags or options.do not in (do_run, do_sweep, do_table):
+        if not flags or options.do not in (do_run, do_sweep, do_table, do_learn):
             raise DualPromptError(f"unknown argument '{unknown[0]}'; see dualprompt --help")
         raise DualPromptError(f"unknown option '{flags[0]}'; {nearest_option(flags[0], options.command)}")
-    if overrides and options.do not in (do_run, do_sweep, do_table):
-        raise DualPromptError(f"'--{next(iter(overrides))}' only goes with `dualprompt run`, `sweep` and `table`")
+    if overrides and options.do not in (do_run, do_sweep, do_table, do_learn):
+        raise DualPromptError(f"'--{next(iter(overrides))}' only goes with `dualprompt run`, `sweep`, `table` and `learn`")
     options.overrides = overrides
     return options
 
@@ -236,6 +242,10 @@ def build_parser() -> Parser:
     bench.add_argument("--end-to-end", metavar="PRESET", help="also time a whole run of a benchmark, twice")
     bench.add_argument("--quick", action="store_true", help="shorter rounds: less exact, under a minute on 2 cores")
 
+    add_learner(command)
+    add_export(command("export", do_export, "write a model to one file for ONNX Runtime or PyTorch", EXPORT_EXAMPLES))
+    add_serve(command("serve", do_serve, "answer, learn and forget over HTTP, with a page to do it on", SERVE_EXAMPLES))
+
     data = command("data", do_data, "get or look at a dataset")
     data.add_argument("action", choices=("get", "show"))
     data.add_argument("name", help="dataset, group of datasets, or (for show) a folder")
@@ -266,6 +276,127 @@ def add_store(command: Parser) -> None:
     command.add_argument("--device", help=DEVICE)
     command.add_argument("--precision", help=PRECISION)
 
+
+def add_learner(command: Callable[..., Parser]) -> None:
+    """Add the commands for a model that is taught from folders."""
+
+    def with_model(name: str, do: Callable[[argparse.Namespace], None], about: str, examples: str = "") -> Parser:
+        sub = command(name, do, about, examples)
+        sub.add_argument("model", type=Path, help="the model's folder")
+        sub.add_argument("--device", default="auto", help=DEVICE)
+        return sub
+
+    learn = with_model("learn", do_learn, "teach a model new classes from a folder; make it if there is none", LEARN)
+    learn.add_argument("folder", type=Path, help="holds one folder of images for each class")
+    learn.add_argument("--name", help="what the task is called (default: the folder's name)")
+    learn.add_argument("--epochs", type=int, help="passes over the images (default: the model's)")
+    learn.add_argument("--again", action="store_true", help="learn known classes once more, as further experts")
+    learn.add_argument("--backbone", help="of a new model: embedded, a known name, a hub id, or a weights file")
+    learn.add_argument("--method", help="of a new model: see `dualprompt list methods` (default: dualprompt)")
+    learn.add_argument("--input-size", type=int, help="of a new model: pixels a side (default: the checkpoint's)")
+    learn.add_argument("--seed", type=int, help="of a new model (default: 0)")
+
+    predict = with_model("predict", do_predict, "say what images show", PREDICT)
+    predict.add_argument("images", nargs="+", help="files, or folders of them")
+    predict.add_argument("--top-k", type=int, default=5, help="how many classes each answer has (default: %(default)s)")
+    predict.add_argument("--csv", action="store_true", help="print one line an image, with commas")
+
+    evaluate = with_model("evaluate", do_evaluate, "judge a model on a folder of class folders")
+    evaluate.add_argument("folder", type=Path, help="holds one folder of images for each class")
+
+    forget = with_model("forget", do_forget, "make a model forget a task or a class, for good", FORGET)
+    forget.add_argument("what", help="a task's name or id, or a class")
+
+    calibrate = with_model("calibrate", do_calibrate, "let a model answer 'none of these' to strange images", CALIBRATE)
+    calibrate.add_argument("--unknown", type=Path, help="folder of images that show none of its classes")
+    calibrate.add_argument(
+        "--accept", type=float, default=0.95, help="share of known images that still get a class (default: %(default)s)"
+    )
+    calibrate.add_argument("--off", action="store_true", help="always answer with a class")
+
+    with_model("info", do_info, "show what a model knows and what it is made of")
+
+
+LEARN = """\
+A fifth of each class (at most 10 images, none of fewer than 5) is held out to measure the accuracy. Nothing of the
+images is kept. Interrupted learning goes on when the same command is given again; until it is complete, the old model
+stays.
+
+examples:
+  dualprompt learn my-model photos/january
+  dualprompt learn my-model photos/february --name "February" --epochs 10
+  dualprompt learn other-model photos/january --backbone dinov2-small --method.e_length 10 --train.lr 0.002
+"""
+
+PREDICT = """\
+Images that cannot be read do not keep the others from being answered: they are named on stderr, and the command then
+ends with exit code 2.
+
+examples:
+  dualprompt predict my-model picture.jpg
+  dualprompt predict my-model inbox/ --csv > answers.csv
+  dualprompt predict my-model a.jpg b.png --top-k 3 --json
+"""
+
+FORGET = """\
+The prompts, key, statistics and classifier rows of a task go; of a class, its statistics and its row. All other
+classes answer as before.
+
+examples:
+  dualprompt forget my-model january
+  dualprompt forget my-model "grand piano"
+"""
+
+CALIBRATE = """\
+The threshold is set by the images that were held out while learning.
+
+examples:
+  dualprompt calibrate my-model
+  dualprompt calibrate my-model --accept 0.9 --unknown photos/other-things
+"""
+
+
+def add_export(command: Parser) -> None:
+    """Add the options of an export."""
+    command.add_argument("model", type=Path, help="directory of a saved model, as `dualprompt learn` makes them")
+    command.add_argument("--to", required=True, choices=("onnx", "torch-export"), help="format of the file")
+    command.add_argument("--int8", action="store_true", help="8-bit weights: smaller, faster, not quite as exact")
+    command.add_argument("--out", type=Path, help="the file (default: MODEL.onnx, MODEL.int8.onnx or MODEL.pt2)")
+    command.add_argument(
+        "--check", type=Path, metavar="FOLDER", help="compare accuracy before and after on a folder of class folders"
+    )
+
+
+EXPORT_EXAMPLES = """\
+The file holds everything between uint8 images (batch, side, side, 3) and the outputs logits, probabilities, task and
+similarity; labels, tasks and side are in its metadata. examples/onnx_predict.py shows how to use it without dualprompt.
+
+examples:
+  dualprompt export my-model --to onnx
+  dualprompt export my-model --to onnx --int8 --check photos/test
+  dualprompt export my-model --to torch-export --out model.pt2
+"""
+
+
+def add_serve(command: Parser) -> None:
+    """Add the options of the server."""
+    command.add_argument("model", type=Path, help="directory of a saved model, as `dualprompt learn` makes them")
+    command.add_argument("--host", default="127.0.0.1", help="address to bind; other than loopback needs a token")
+    command.add_argument("--port", type=int, default=8000, help="0: any free one (default: %(default)s)")
+    command.add_argument("--token", help="what clients must show (default: $DUALPROMPT_TOKEN, which others cannot see)")
+    command.add_argument("--device", default="auto", help=DEVICE)
+    command.add_argument("--max-batch", type=int, default=32, help="images predicted together (default: %(default)s)")
+
+
+SERVE_EXAMPLES = """\
+The server answers on this machine only. To let others in, bind another address and set a token, which every request
+must then show. Uploaded images are deleted when they are learned or refused.
+
+examples:
+  dualprompt serve my-model
+  curl -F images=@cat.jpg http://127.0.0.1:8000/predict
+  DUALPROMPT_TOKEN=$(openssl rand -hex 16) dualprompt serve my-model --host 0.0.0.0
+"""
 
 TABLE_EXAMPLES = """\
 Finished runs are reused, interrupted ones continued, failed ones tried again: give the same command once more.
@@ -595,6 +726,237 @@ def do_bench(options: argparse.Namespace) -> None:
         batches = sizes(options.batch or ("128,24" if machine.device.type == "cuda" else "32"), "--batch")
         found = machine.run(batches, options.end_to_end)
     emit(options, found, *bench.tables(found))
+
+
+def open_learner(options: argparse.Namespace) -> ContinualLearner:
+    """Return the model that a command is about."""
+    from dualprompt.learner import ContinualLearner
+
+    return ContinualLearner.load(options.model, options.device)
+
+
+def do_learn(options: argparse.Namespace) -> None:
+    """Teach a model."""
+    import shutil
+
+    from dualprompt.console import Terminal
+    from dualprompt.learner import ContinualLearner
+    from dualprompt.learning.keep import is_model, refuse_other
+
+    made_of = {"backbone": options.backbone, "method": options.method}
+    made_of |= {"input_size": options.input_size, "seed": options.seed}
+    given = {key: value for key, value in made_of.items() if value is not None}
+    if options.overrides:
+        given["options"] = {key.removeprefix("method."): value for key, value in options.overrides.items()}
+    refuse_other(options.model)
+    if not is_model(options.model):
+        learner = ContinualLearner(device=options.device, **given)
+    elif given:
+        option = next(iter({key: None for key in given if key != "options"} | options.overrides)).replace("_", "-")
+        raise DualPromptError(f"{options.model} exists: --{option} is for a new model; leave it out, or name another")
+    else:
+        learner = open_learner(options)
+    work = options.model.resolve().with_name(f".{options.model.resolve().name}.learning")
+    with Terminal() as terminal:
+        try:
+            task = learner.learn(
+                options.folder, options.name, epochs=options.epochs, again=options.again, progress=terminal, work=work
+            )
+        except InterruptedRunError as error:
+            raise InterruptedRunError(f"{error}; the model is as before; give the same command to go on") from None
+    learner.save(options.model)
+    shutil.rmtree(work, ignore_errors=True)
+    measured = "" if task.accuracy is None else f", {task.accuracy:.1f} % of the images held out were right"
+    told = f"learned task {task.id} ('{task.name}'): {len(task.classes)} classes from {task.images} images{measured}"
+    emit(
+        options, {"model": str(options.model), "learned": task.to_dict(), **learner.info()}, tasks_table(learner), told
+    )
+
+
+def tasks_table(learner: ContinualLearner) -> Table:
+    """Return what a model knows, a row a task."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("id", "task", "classes", "images", "accuracy", "kept", "learned", title="what it knows")
+    for task in learner.tasks:
+        accuracy = "–" if task.accuracy is None else f"{task.accuracy:.1f} %"
+        names = ", ".join(task.classes)
+        cells = (f"{task.id}", task.name, names, f"{task.images}", accuracy, f"{task.bytes:,} B", task.learned)
+        table.add_row(*(Text(cell) for cell in cells))  # Text: names may hold brackets
+    return table
+
+
+def do_predict(options: argparse.Namespace) -> None:
+    """Answer what images show."""
+    from dataclasses import replace
+
+    import numpy as np
+
+    from dualprompt.learning.pictures import listed
+
+    if options.json and options.csv:
+        raise DualPromptError("--json and --csv cannot go together; choose one")
+    learner = open_learner(options)
+    images = listed(options.images)[0]
+    answers, faults = [], []
+    for start in range(0, len(images), 64):
+        good, pixels = [], []
+        for image in images[start : start + 64]:
+            try:
+                pixels.append(learner.pixels(image))
+                good.append(str(image))
+            except DualPromptError as error:
+                faults.append(str(error))
+        if good:
+            found = learner.predict_pixels(np.stack(pixels), options.top_k)
+            answers += [replace(answer, path=path) for answer, path in zip(found, good, strict=True)]
+    if options.csv:
+        write_csv(answers)
+    elif answers or options.json:
+        emit(options, [answer.to_dict() for answer in answers], answers_table(answers))
+    if faults:
+        more = f"; and {len(faults) - 5} more" if len(faults) > 5 else ""
+        raise DualPromptError(f"{len(faults)} of {len(images)} images: {'; '.join(faults[:5])}{more}")
+
+
+def write_csv(answers: Sequence[Answer]) -> None:
+    """Print one line an image."""
+    import csv
+
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    most = max((len(answer.top) for answer in answers), default=0)
+    ranks = [f"{word}_{n + 1}" for n in range(most) for word in ("label", "probability")]
+    writer.writerow(["path", "label", "probability", "task", "similarity", *ranks])
+    for a in answers:
+        top = [cell for score in a.top for cell in (score.label, f"{score.probability:.6f}")]
+        writer.writerow([a.path, a.label or "", f"{a.probability:.6f}", a.task or "", f"{a.similarity:.6f}", *top])
+
+
+def answers_table(answers: Sequence[Answer]) -> Table:
+    """Return answers for people: what it is, how sure, and what else it could be."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("image", "label", "probability", "task", "similarity", "else")
+    for answer in answers:
+        others = ", ".join(f"{score.label} {100 * score.probability:.0f} %" for score in answer.top[1:3])
+        label = answer.label or "none of these"
+        cells = (answer.path or "", label, f"{100 * answer.probability:.1f} %", answer.task or "–")
+        table.add_row(*(Text(cell) for cell in (*cells, f"{answer.similarity:.2f}", others)))
+    return table
+
+
+def do_evaluate(options: argparse.Namespace) -> None:
+    """Judge a model on a folder."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from dualprompt.console import Terminal
+
+    learner = open_learner(options)
+    with Terminal() as terminal:
+        found = learner.evaluate(options.folder, terminal)
+    table = Table("class", "accuracy")
+    for name, accuracy in found.by_class.items():
+        table.add_row(Text(name), f"{accuracy:.1f} %")
+    matching = "" if found.matching is None else f", {found.matching:.1f} % matched to their own task"
+    rejected = f", {found.rejected:.1f} % answered with none" if learner.threshold is not None else ""
+    told = f"{found.images} images: {found.accuracy:.1f} % right{matching}{rejected}"
+    emit(options, found.to_dict(), table, told)
+
+
+def do_forget(options: argparse.Namespace) -> None:
+    """Make a model forget."""
+    learner = open_learner(options)
+    names = {task.name for task in learner.tasks} | set(learner.classes)
+    by_id = options.what.isdecimal() and options.what not in names
+    gone = learner.forget(int(options.what) if by_id else options.what)
+    learner.save(options.model)
+    value = {"class": gone} if isinstance(gone, str) else {"task": gone.to_dict()}
+    told = f"forgot class '{gone}'" if isinstance(gone, str) else f"forgot task {gone.id} ('{gone.name}')"
+    emit(options, {"forgotten": value, **learner.info()}, tasks_table(learner), told)
+
+
+def do_calibrate(options: argparse.Namespace) -> None:
+    """Set or remove the threshold of a model."""
+    from rich.table import Table
+
+    learner = open_learner(options)
+    if options.off:
+        learner.threshold = None
+        learner.save(options.model)
+        emit(options, {"threshold": None}, "every image gets a class")
+        return
+    found = learner.calibrate(options.unknown, accept=options.accept)
+    learner.save(options.model)
+    table = Table("threshold", "known images that get a class", "unknown images that get none")
+    for level in found.levels:
+        rejected = "–" if level.rejected is None else f"{level.rejected:.1f} %"
+        mark = " ←" if level.threshold == found.threshold else ""
+        table.add_row(f"{level.threshold:.4f}{mark}", f"{level.accepted:.1f} %", rejected)
+    told = f"threshold {found.threshold:.4f}, from {found.known} images held out while learning"
+    emit(options, found.to_dict(), table, told)
+
+
+def do_info(options: argparse.Namespace) -> None:
+    """Show a model."""
+    learner = open_learner(options)
+    info = learner.info()
+    backbone = info["backbone"]
+    limit = "always a class" if learner.threshold is None else f"none of these below a trust of {learner.threshold:.4f}"
+    told = (
+        f"backbone {backbone['name']} ({backbone['parameters']:,} parameters, licence: {backbone['licence']}), "
+        f"images of {info['side']} × {info['side']} pixels\n"
+        f"method {info['method']['name']}; {info['bytes']:,} bytes kept; answers: {limit}"
+    )
+    emit(options, info, tasks_table(learner), told)
+
+
+def do_export(options: argparse.Namespace) -> None:
+    """Write a model to one file, and say how it answers beside the model itself."""
+    from dualprompt import export
+    from dualprompt.learner import ContinualLearner
+
+    learner = ContinualLearner.load(options.model, device="cpu")
+    model = options.model.resolve()
+    suffix = f"{'.int8' if options.int8 else ''}{export.FORMATS[options.to]}"
+    out = options.out or model.with_name(f"{model.name}{suffix}")
+    sample = export.sample(learner, options.check)
+    written = export.export(learner, out, options.to, int8=options.int8)
+    found = export.compare(learner, export.open_exported(out, options.to), sample)
+    smaller = f", {written.fp32_bytes / 1e6:.1f} MB in fp32" if options.int8 else ""
+    emit(
+        options,
+        written.to_dict() | {"comparison": found.to_dict()},
+        f"{out}: {written.bytes / 1e6:.1f} MB{smaller}, {len(learner.classes)} classes, {len(learner.tasks)} tasks, "
+        f"written in {written.seconds:.0f} s",
+        found.sentence(),
+    )
+
+
+def do_serve(options: argparse.Namespace) -> None:
+    """Serve a model until a signal ends it."""
+    try:
+        import fastapi  # noqa: F401
+        import prometheus_client  # noqa: F401
+        import python_multipart  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise DualPromptError(f"serving needs the extra 'serve' ({error}): pip install 'dualprompt[serve]'") from None
+    from dualprompt.serve.run import serve
+
+    if not 0 <= options.port <= 65535:
+        raise DualPromptError(f"--port takes a number from 0 to 65535, found {options.port}")
+    if not 1 <= options.max_batch <= 1024:
+        raise DualPromptError(f"--max-batch takes a number from 1 to 1024, found {options.max_batch}")
+
+    def started(address: str) -> None:
+        emit(options, {"url": address}, f"{options.model} answers at {address}  (stop: Ctrl-C)")
+        sys.stdout.flush()
+
+    place = (options.host, options.port, options.token)
+    serve(options.model, *place, options.device, started, options.max_batch)
 
 
 def do_data(options: argparse.Namespace) -> None:

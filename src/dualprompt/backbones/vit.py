@@ -201,13 +201,13 @@ class VisionTransformer(nn.Module):
             raise ValueError(f"the backbone was built for {side}×{side} images, found {tuple(images.shape[-2:])}")
         patches = self.patch_embed(images)
         special: list[Tensor] = [self.cls_token, self.dist_token] if self.config.distilled else [self.cls_token]
-        specials = torch.cat(special, dim=1).expand(len(images), -1, -1)
+        specials = torch.cat(special, dim=1).expand(images.shape[0], -1, -1)
         if self.config.positions_cover_prefix:
             x = torch.cat([specials, patches], dim=1) + self.pos_embed
             specials, patches = x.split([self._special_tokens, patches.shape[1]], dim=1)
         else:
             patches = patches + self.pos_embed
-        registers = [self.reg_token.expand(len(images), -1, -1)] if self.config.registers else []
+        registers = [self.reg_token.expand(images.shape[0], -1, -1)] if self.config.registers else []
         return torch.cat([specials, *registers, patches], dim=1)
 
     def stem(self, images: Tensor, layers: int = 0) -> Tensor:
@@ -236,7 +236,7 @@ class VisionTransformer(nn.Module):
         for number, block in enumerate(self.blocks[layers:], start=layers + 1):
             prompt = prompts.get(number) if prompts else None
             if prompt is not None and prompt.tokens is not None:
-                tokens = prompt.tokens.to(x.dtype).expand(len(x), -1, -1)
+                tokens = prompt.tokens.to(x.dtype).expand(x.shape[0], -1, -1)
                 x = torch.cat([tokens, x], dim=1)
                 class_at += tokens.shape[1]
             # Where only the class token leaves the last layer, only it is computed there.

@@ -137,7 +137,11 @@ def open_rgb(encoded: bytes) -> Image.Image:
     """
     with Image.open(io.BytesIO(encoded), formats=FORMATS) as opened:
         opened.load()
-        image = ImageOps.exif_transpose(opened)
+        return as_rgb(ImageOps.exif_transpose(opened))
+
+
+def as_rgb(image: Image.Image) -> Image.Image:
+    """Return an image of any kind as 8-bit RGB, as `open_rgb` says."""
     if image.mode == "F":
         raise ValueError("floating-point pixels")
     if image.mode.startswith("I"):

@@ -40,13 +40,13 @@ def _splits(path: Path, test_share: float) -> tuple[ClassFiles, ClassFiles]:
     train = path / "train"
     held_out = next((folder for name in ("test", "val") if (folder := path / name).is_dir()), None)
     if train.is_dir() and held_out:
-        train_files, test_files = _class_files(train), _class_files(held_out)
+        train_files, test_files = class_files(train), class_files(held_out)
         if unpaired := sorted(set(train_files) ^ set(test_files)):
             raise DualPromptError(
                 f"{train} and {held_out} must hold the same classes; only one of them has {_named(unpaired)}"
             )
         return train_files, test_files
-    files = _class_files(path)
+    files = class_files(path)
     if set(files) <= {"train", "test", "val"}:
         raise DualPromptError(f"{path} holds only {_named(sorted(files))}; it needs both train/ and test/ (or val/)")
     if single := sorted(name for name, images in files.items() if len(images) == 1):
@@ -58,11 +58,12 @@ def _splits(path: Path, test_share: float) -> tuple[ClassFiles, ClassFiles]:
     return train_files, {name: [image for image in files[name] if image in test[name]] for name in files}
 
 
-def _class_files(path: Path) -> dict[str, list[Path]]:
+def class_files(path: Path) -> dict[str, list[Path]]:
+    """Return the images of each class folder in `path`; one without images is refused."""
     folders = [entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
     if not folders:
         raise DualPromptError(f"{path} holds no class folders; put the images of each class into a folder of its own")
-    files = {folder.name: _images(folder) for folder in folders}
+    files = {folder.name: images_in(folder) for folder in folders}
     if empty := sorted(name for name, images in files.items() if not images):
         known = ", ".join(sorted(EXTENSIONS))
         raise DualPromptError(
@@ -71,7 +72,8 @@ def _class_files(path: Path) -> dict[str, list[Path]]:
     return files
 
 
-def _images(folder: Path) -> list[Path]:
+def images_in(folder: Path) -> list[Path]:
+    """Return all images below a folder, sorted."""
     return sorted(
         entry
         for entry in folder.rglob("*")

@@ -20,8 +20,8 @@ class GDumbConfig(RehearsalConfig):
 
     name: str = "gdumb"
     cutmix: float = Field(default=0.5, ge=0, le=1, description="probability that an image is mixed with another one")
-    epochs: int | None = Field(default=30, ge=1, description="epochs on the buffer (None: the recipe's)")
-    lr: float | None = Field(default=1e-4, gt=0, description="their learning rate (None: the recipe's)")
+    epochs: int | None = Field(default=None, ge=1, description="epochs on the buffer (default: the recipe's)")
+    lr: float | None = Field(default=None, gt=0, description="their learning rate (default: the recipe's)")
 
 
 @METHODS.register("gdumb")
@@ -30,7 +30,7 @@ class GDumb(Rehearsal):
 
     Config = GDumbConfig
     summary = "trained anew at every task, on a greedily balanced buffer only"
-    grid: ClassVar[Grid] = {"method.lr": (1e-4, 5e-4), "method.epochs": (30, 100)}
+    grid: ClassVar[Grid] = {"train.lr": (1e-4, 5e-4), "train.epochs": (30, 100)}
     config: GDumbConfig
 
     def __init__(self, config: MethodConfig, backbone: VisionTransformer) -> None:

@@ -50,7 +50,7 @@ def pro_t(prompt: Tensor) -> LayerPrompt:
 
 def join(g: Tensor, e: Tensor) -> Tensor:
     """Concatenate the G- and E-Prompt of one layer, [G; E], along the rows; the smaller batch is expanded."""
-    batch = max(len(g), len(e))
+    batch = max(g.shape[0], e.shape[0])
     return torch.cat([g.expand(batch, -1, -1, -1), e.expand(batch, -1, -1, -1)], dim=2)
 
 

@@ -15,11 +15,12 @@ from typing import BinaryIO
 
 from PIL import Image
 
+from dualprompt.data.cache import FORMATS
 from dualprompt.data.folder import EXTENSIONS
 from dualprompt.serve.limits import MEGABYTE, Limits, Refusal
 
 # Pillow knows formats that start other programs (EPS) or are hardly ever photos; nobody can reach those through us.
-FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 DIRECTORY_BYTES = 16 * MEGABYTE
 END_OF_DIRECTORY = b"PK\x05\x06"
 END_OF_ZIP64 = b"PK\x06\x07"
@@ -79,7 +80,7 @@ def split_names(names: Iterable[str]) -> dict[str, str]:
 def is_picture(name: str) -> bool:
     """Return whether a file name is that of a picture, and not of one that an operating system hides."""
     path = PurePosixPath(name)
-    hidden = any(part.startswith(".") and part not in (".", "..") or part == "__MACOSX" for part in path.parts)
+    hidden = any((part.startswith(".") and part not in (".", "..")) or part == "__MACOSX" for part in path.parts)
     return path.suffix.lower() in EXTENSIONS and not hidden
 
 

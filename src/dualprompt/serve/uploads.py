@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
@@ -19,6 +19,8 @@ from dualprompt.serve.limits import Limits, Refusal
 
 FIELD_BYTES = 10_000
 DRAINED_BYTES = 32 * 1024 * 1024
+
+Sink = Callable[[str, str], Path | None]  # (field, file name) → the file to write, or None for memory; may refuse
 
 
 class Part:
@@ -38,14 +40,6 @@ class Part:
         """The bytes of a part that is kept in memory."""
         assert isinstance(self.content, bytearray)
         return bytes(self.content)
-
-
-class Sink(Protocol):
-    """Decides where a file goes, and refuses what nobody asked for."""
-
-    def __call__(self, field: str, filename: str) -> Path | None:
-        """Return the file to write, or None for memory; raise `Refusal` to refuse it."""
-        ...
 
 
 async def read(
@@ -133,7 +127,7 @@ class _Assembler:
         self._headers: dict[bytes, bytes] = {}
         self._name = self._value = b""
 
-    def callbacks(self) -> dict[str, Callable[..., None]]:
+    def callbacks(self) -> Any:
         """Return the parser's callbacks."""
         return {
             "on_part_begin": self._headers.clear,

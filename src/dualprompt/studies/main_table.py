@@ -76,6 +76,7 @@ class Row:
             **{f"paper_{name}": value for name, value in zip(paper.Published._fields, published, strict=True)},
             "buffer_images": buffer.get("images"),
             "buffer_bytes": buffer.get("bytes"),
+            "kept_mb": first and first["parameters"].get("kept", {}).get("mb"),
             "additional_parameters": first and first["parameters"]["additional"]["count"],
             "training_seconds": mean_and_deviation([each.seconds for each in self.finished])[0] if first else None,
         }
@@ -156,6 +157,7 @@ def sheet(rows: Sequence[Row]) -> Sheet:
         *(Column(heading + mark) for heading, _ in theirs),
         Column("matching (%)", lesser=True),
         Column("buffer (MB)", lesser=True),
+        Column("statistics\n(MB)", lesser=True),
         Column("additional\nparameters", lesser=True),
         Column("training (s)", lesser=True),
     )
@@ -170,6 +172,7 @@ def sheet(rows: Sequence[Row]) -> Sheet:
             *(_published(row.published, place) for _, place in theirs),
             over_seeds(row.numbers("matching_accuracy")),
             ABSENT if values["buffer_bytes"] is None else f"{values['buffer_bytes'] / 1e6:.2f}",
+            f"{values['kept_mb']:.2f}" if values["kept_mb"] else ABSENT,
             ABSENT if values["additional_parameters"] is None else f"{values['additional_parameters']:,}",
             ABSENT if values["training_seconds"] is None else f"{values['training_seconds']:,.1f}",
         )

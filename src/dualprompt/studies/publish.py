@@ -11,6 +11,7 @@ import numpy as np
 from dualprompt.files import write_json, write_text
 from dualprompt.metrics import mean_and_deviation
 from dualprompt.studies import figures, tables
+from dualprompt.studies.pictures import save
 from dualprompt.training.group import BASELINE
 from dualprompt.training.run import Run
 
@@ -21,16 +22,18 @@ def publish_run(run: Run) -> list[Path]:
     write_text(run.folder / "table.txt", tables.text(tables.headline([result]), tables.accuracy_matrix(result)))
     write_text(run.folder / "accuracy_matrix.csv", tables.matrix_csv(result))
     write_text(run.folder / "metrics.csv", tables.headline_csv([result]))
-    pictures = [figures.accuracy_heat_map(result, run.folder / "accuracy_matrix.png")]
-    pictures.append(figures.curves([result], run.folder / "curves.png"))
-    keys = _task_keys(run, len(result["accuracy_matrix"]))
+    pictures = [save(run.folder / "accuracy_matrix.png", figures.accuracy_grid([result]))]
+    pictures.append(save(run.folder / "curves.png", *figures.curves([result])))
+    keys = task_keys(run)
     if keys is not None:
-        names = [task["name"] for task in run.manifest()["tasks"]]
-        pictures.append(figures.key_similarities(keys, names, run.folder / "key_similarity.png"))
+        grid = figures.key_grid(keys, result["tasks"])
+        pictures.append(save(run.folder / "key_similarity.png", grid))
     return pictures
 
 
-def _task_keys(run: Run, tasks: int) -> np.ndarray | None:
+def task_keys(run: Run) -> np.ndarray | None:
+    """Return the keys that a finished run learned, (tasks, dim), if its method has one for each task."""
+    tasks = len(run.result()["tasks"])
     state = run.checkpoints.after_task(tasks - 1)
     names = [f"bank.task_key.{task}" for task in range(tasks)]
     if not all(name in state for name in names):
@@ -45,7 +48,7 @@ def publish_group(runs: Sequence[Run], folder: Path) -> list[Path]:
     write_text(folder / "comparison.txt", tables.text(tables.headline(results)))
     write_text(folder / "comparison.csv", tables.headline_csv(results))
     write_json(folder / "comparison.json", combined(runs, folder))
-    return [figures.curves(results, folder / "comparison.png"), *pictures]
+    return [save(folder / "comparison.png", *figures.curves(results)), *pictures]
 
 
 def combined(runs: Sequence[Run], folder: Path) -> dict[str, Any]:

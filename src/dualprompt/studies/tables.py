@@ -14,6 +14,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from dualprompt.metrics import mean_and_deviation
+from dualprompt.studies.sheet import Column, Sheet, as_rich
 
 Result = dict[str, Any]
 ABSENT = "–"
@@ -27,7 +28,12 @@ METRICS = (
 
 
 def label(result: Result) -> str:
-    """Return what tables call a result: its method, and how it selects where that is not `query`."""
+    """Return what tables call a result: its method, and how it selects where that is not `query`.
+
+    Whoever sets results of one method side by side gives them a `label` to tell them apart.
+    """
+    if "label" in result:
+        return result["label"]
     selection = result.get("selection")
     return result["method"] if selection in (None, "query") else f"{result['method']} ({selection})"
 
@@ -40,31 +46,34 @@ def by_method(results: Sequence[Result]) -> dict[str, list[Result]]:
     return groups
 
 
-def headline(results: Sequence[Result], brief: bool = False) -> Table:
-    """Return one row a method: each metric as mean ± standard deviation over seeds, and what was trained.
-
-    `brief` leaves out all but A, F and matching accuracy, for a narrow terminal.
-    """
+def headline_sheet(results: Sequence[Result]) -> Sheet:
+    """Return one row a method: each metric as mean ± standard deviation over seeds, and what was trained."""
     first = results[0]
     backbone = Path(first["backbone"]).name if Path(first["backbone"]).is_absolute() else first["backbone"]
-    title = f"{first['benchmark']}, {backbone}, recipe {first['recipe']}"
-    table = Table(title=escape(title), min_width=len(title))
-    metrics = METRICS[:3] if brief else METRICS
-    trained = () if brief else ("trained", "MB", "% of backbone")
-    table.add_column("method", no_wrap=True)
-    for heading in ("seeds", *(heading for _, heading in metrics), *trained):
-        table.add_column(heading, justify="right", no_wrap=True)
+    metrics = [Column(heading, lesser=number >= 3) for number, (_, heading) in enumerate(METRICS)]
+    trained = [Column(heading, lesser=True) for heading in ("trained", "MB", "% of backbone")]
+    rows = []
     for name, group in by_method(results).items():
         count = group[0]["parameters"]
         sizes = (f"{count['trained']:,}", f"{count['mb']:.2f}", f"{count['percent_of_backbone']:.2f}")
-        row = [name, str(len(group)), *(_mean(group, key) for key, _ in metrics)]
-        table.add_row(*row, *([] if brief else sizes))
+        rows.append((name, str(len(group)), *(_mean(group, key) for key, _ in METRICS), *sizes))
     remarks = []
     if any(result.get("selection") == "batch_vote" for result in results):
         remarks.append("batch_vote leaks the task when a test batch holds one task")
     if first["skipped_images"]:
         remarks.append(f"{first['skipped_images']} unreadable images were left out")
-    table.caption = "; ".join(remarks) or None
+    return Sheet(
+        f"{first['benchmark']}, {backbone}, recipe {first['recipe']}",
+        (Column("method", right=False), Column("seeds"), *metrics, *trained),
+        (tuple(rows),),
+        ("; ".join(remarks),) if remarks else (),
+    )
+
+
+def headline(results: Sequence[Result], brief: bool = False) -> Table:
+    """Return the headline for the terminal; `brief` leaves out all but A, F and matching accuracy."""
+    table = as_rich(headline_sheet(results), brief)
+    table.min_width = len(str(table.title))
     return table
 
 

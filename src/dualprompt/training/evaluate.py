@@ -29,6 +29,7 @@ class Score:
     images: int
     correct: int
     matched: int | None  # images that used the E-Prompt of their own task
+    selected: list[int] | None = None  # images that used the E-Prompt of each task
 
     @property
     def accuracy(self) -> float:
@@ -55,7 +56,8 @@ def evaluate(
     """
     method.eval()
     chosen = selection or getattr(method.config, "selection", None)
-    counts = torch.zeros(2, dtype=torch.int64, device=feed.fabric.device)  # classified right, matched right
+    # Classified right; then how many selected each task, and in the end any task that is not judged.
+    counts = torch.zeros(2 + len(subsets), dtype=torch.int64, device=feed.fabric.device)
     scores = []
     steps: dict[Images, Steps] = {}
     with progress.bar("evaluate", sum(map(len, subsets)), "img") as bar:
@@ -71,8 +73,9 @@ def evaluate(
                 labels = inputs["labels"]
                 steps[images](inputs | {"task": torch.full_like(labels, task)})
                 bar.advance(len(labels) * feed.fabric.world_size)
-            correct, matched = total(feed.fabric, counts).tolist()
-            scores.append(Score(len(subset), correct, matched if method.selections else None))
+            correct, *selected, _ = total(feed.fabric, counts).tolist()
+            picks = (selected[task], selected) if method.selections else (None, None)
+            scores.append(Score(len(subset), correct, *picks))
     return scores
 
 
@@ -89,7 +92,8 @@ def _judge(
             prediction = method.predict(batch, selection)
         counts[0] += (prediction.logits.argmax(dim=1) == inputs["labels"]).sum()
         if prediction.selected is not None:
-            counts[1] += (prediction.selected == inputs["task"]).sum()
+            place = 1 + prediction.selected.clamp(max=len(counts) - 2)
+            counts.index_add_(0, place, torch.ones_like(place))
 
     return judge
 
@@ -99,7 +103,7 @@ def evaluate_again(setup: Setup, run: Run, selection: Selection | None, progress
     method, result = setup.method, run.result()
     method.check_selection(selection)
     state: dict[str, Tensor] = {}
-    accuracy, matching = [], []
+    accuracy, matching, scores = [], [], []
     for task in range(len(result["accuracy_matrix"])):
         state |= of_method(read(run.checkpoints.task_path(task))[0])
         method.load_state(state)
@@ -112,5 +116,6 @@ def evaluate_again(setup: Setup, run: Run, selection: Selection | None, progress
         **summarise(accuracy, last),
         "accuracy_matrix": accuracy,
         "matching_matrix": matching if method.selections else None,
+        "matching_confusion": [score.selected for score in scores] if method.selections else None,
         "selection": selection or result["selection"],
     }

@@ -243,6 +243,7 @@ class _Loop:
             log_bytes=self.run.log_bytes() if self.writes else 0,
             accuracy=[*self.position.accuracy, accuracy],
             matching=[*self.position.matching, matching],
+            confusion=[score.selected for score in scores if score.selected is not None],
         )
         if self.writes:
             self.run.checkpoints.save_task(self.position, self._state(), self.before)
@@ -295,6 +296,7 @@ class _Loop:
             **summarise(self.position.accuracy, matching[-1] if matching else None),
             "accuracy_matrix": self.position.accuracy,
             "matching_matrix": matching,
+            "matching_confusion": self.position.confusion or None,
             "selection": getattr(self.method.config, "selection", None),
             "parameters": self.method.parameters_report(),
             "queries": self._queries(),

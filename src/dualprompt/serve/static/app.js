@@ -3,7 +3,7 @@
 
 const $ = (id) => document.getElementById(id);
 const PARTS = ["classify", "teach", "model"];
-const PICTURE = /\.(jpe?g|jfif|png|webp|gif|bmp|tiff?|avif|heic|ppm|pgm)$/i;
+const PICTURE = /\.(jpe?g|png|webp|gif|bmp|tiff?|ppm)$/i;
 const AT_ONCE = 4; // pictures asked about at the same time; the server batches them
 const TOP = 5;
 const POLL = 600; // milliseconds between two looks at a job
@@ -19,8 +19,16 @@ function make(tag, properties = {}, ...children) {
     if (name in element && !name.includes("-")) element[name] = value;
     else element.setAttribute(name, value);
   }
-  element.append(...children.filter((child) => child !== null));
+  element.append(...children);
   return element;
+}
+
+const span = (kind, ...children) => make("span", { class: kind }, ...children);
+const paragraph = (kind, ...children) => make("p", { class: kind }, ...children);
+
+/** Make a button whose name for a screen reader says more than what is on it. */
+function button(kind, name, ...children) {
+  return make("button", { type: "button", class: kind, "aria-label": name }, ...children);
 }
 
 function icon(name) {
@@ -61,6 +69,12 @@ function duration(milliseconds) {
   return minutes < 60 ? `${minutes} min ${seconds % 60} s` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
 }
 
+/** The server's one-line errors begin small and end without a stop. */
+function sentence(text) {
+  const begun = (text ?? "").replace(/^[a-z](?=[a-z]* )/, (letter) => letter.toUpperCase()); // but not a file's name
+  return begun.replace(/[^.!?…]$/, "$&.");
+}
+
 const list = (words) => new Intl.ListFormat("en").format(words);
 
 // Talking to the server
@@ -72,15 +86,17 @@ class Refusal extends Error {
   }
 }
 
+const noToken = () => new Refusal("This needs the server’s access token.", 401);
+
 /** Ask the server; return its JSON. A refusal carries the server's own words, or friendly ones where it has none. */
 async function call(method, path, body = null, onSent = null) {
   for (;;) {
     const token = sessionStorage.getItem("token");
     const reply = await send(method, path, body, token, onSent);
     if (reply.status >= 200 && reply.status < 300) return reply.json;
-    if (reply.status !== 401) throw new Refusal(reply.json?.error ?? unexplained(reply.status), reply.status);
+    if (reply.status !== 401) throw new Refusal(sentence(reply.json?.error) || unexplained(reply.status), reply.status);
     const renewed = sessionStorage.getItem("token") !== token; // another request has asked meanwhile
-    if (!renewed && !(await askToken(token !== null))) throw new Refusal("This needs the server’s access token.", 401);
+    if (!renewed && !(await askToken(token !== null))) throw noToken();
   }
 }
 
@@ -134,12 +150,6 @@ function askToken(wrong) {
   return asking;
 }
 
-/** Before an upload that would be refused without a token: ask first. */
-async function ready() {
-  const needed = model?.token_required && !sessionStorage.getItem("token");
-  if (needed && !(await askToken(false))) throw new Refusal("This needs the server’s access token.", 401);
-}
-
 // Parts of the page
 
 const shown = () => PARTS.find((part) => !$(part).hidden);
@@ -152,21 +162,24 @@ function show(part) {
     $(`tab-${name}`).tabIndex = chosen ? 0 : -1;
   }
   document.title = `${$(`tab-${part}`).textContent} · dualprompt`;
-  if (location.hash !== `#${part}`) history.replaceState(null, "", `#${part}`);
   if (part === "model") loadModel();
 }
 
 function wireTabs() {
   for (const [index, part] of PARTS.entries()) {
     const tab = $(`tab-${part}`);
-    tab.onclick = () => show(part);
+    const choose = (name) => {
+      show(name);
+      history.replaceState(null, "", `#${name}`); // only when chosen: on loading it would move the first Tab past the tabs
+    };
+    tab.onclick = () => choose(part);
     tab.onkeydown = (event) => {
       const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
       const edge = { Home: PARTS[0], End: PARTS.at(-1) }[event.key];
       if (step === undefined && edge === undefined) return;
       event.preventDefault();
       const next = edge ?? PARTS.at((index + step) % PARTS.length);
-      show(next);
+      choose(next);
       $(`tab-${next}`).focus();
     };
   }
@@ -197,8 +210,7 @@ function paint(canvas, file) {
       context.drawImage(bitmap, left, top, side, side, 0, 0, canvas.width, canvas.height);
       bitmap.close();
     } catch {
-      const stand = make("span", { class: `${canvas.className} unseen` }, icon("picture")); // a kind the browser cannot show
-      canvas.replaceWith(stand);
+      canvas.replaceWith(span(`${canvas.className} unseen`, icon("picture"))); // a kind the browser cannot show
     }
   });
 }
@@ -226,10 +238,16 @@ async function dropped(transfer) {
   return found;
 }
 
+function unreadable(error) {
+  if (shown() === "teach") complain(`Those files could not be read (${error.message}).`);
+  else say("Those files could not be read.");
+}
+
 /** Wherever files are dropped or pasted, they go to the part that is shown. */
 function wireDrops() {
   const take = (found) => (shown() === "teach" ? takeLesson(found) : takePictures(found.map(({ file }) => file)));
-  const busy = () => shown() === "model" || (shown() === "teach" && $("teach-form").hidden) || document.querySelector("dialog[open]");
+  const closed = { classify: () => false, teach: () => $("teach-form").hidden, model: () => true };
+  const busy = () => closed[shown()]() || document.querySelector("dialog[open]") !== null;
   const light = (on) => document.body.classList.toggle("dropping", on);
   addEventListener("dragover", (event) => {
     event.preventDefault();
@@ -240,7 +258,12 @@ function wireDrops() {
   addEventListener("drop", async (event) => {
     event.preventDefault();
     light(false);
-    if (!busy()) take(await dropped(event.dataTransfer));
+    if (busy()) return;
+    try {
+      await take(await dropped(event.dataTransfer));
+    } catch (error) {
+      unreadable(error);
+    }
   });
   addEventListener("paste", (event) => {
     const files = [...(event.clipboardData?.files ?? [])];
@@ -298,7 +321,8 @@ function fill(card, file, kind, heading, words, ...below) {
   }
   card.className = `card ${kind}`;
   const name = make("p", { class: "file", title: fileName(file) }, fileName(file));
-  card.replaceChildren(make("div", { class: "card-top" }, thumb, make("div", { class: "card-words" }, name, heading, ...words)), ...below);
+  const beside = make("div", { class: "card-words" }, name, heading, ...words);
+  card.replaceChildren(make("div", { class: "card-top" }, thumb, beside), ...below);
 }
 
 function waiting(card, file) {
@@ -310,14 +334,14 @@ function answered(card, file, answer) {
   const best = answer.top[0];
   const heading = none
     ? make("h3", {}, icon("none"), "None of these")
-    : make("h3", {}, answer.label, " ", make("span", { class: "sure" }, percent(answer.probability)));
-  const words = none
-    ? [make("p", { class: "why" }, "Too unlike everything it has learned.", best ? ` The nearest would be ${best.label}.` : "")]
-    : [];
+    : make("h3", {}, answer.label, " ", span("sure", percent(answer.probability)));
+  const nearest = best ? ` The nearest would be ${best.label}.` : "";
+  const words = none ? [paragraph("why", `Too unlike everything it has learned.${nearest}`)] : [];
   if (answer.task !== null) {
-    const similarity = make("span", { class: "number" }, `similarity ${answer.similarity.toFixed(2)}`);
+    const similarity = span("number", `similarity ${answer.similarity.toFixed(2)}`);
     const about = none ? "Nearest task: " : "Task: ";
-    words.push(make("p", { class: "why" }, about, make("strong", {}, answer.task), ` · ${closeness(answer.similarity)}, `, similarity));
+    const how = ` · ${closeness(answer.similarity)}, `;
+    words.push(paragraph("why", about, make("strong", {}, answer.task), how, similarity));
   }
   fill(card, file, none ? "none" : "known", heading, words, bars(answer.top));
   const named = none ? "none of these" : `${answer.label}, ${percent(answer.probability)}`;
@@ -336,18 +360,19 @@ function bars(top) {
   const rows = top.map(({ label, probability }) => {
     const bar = make("span", { class: "bar", "aria-hidden": "true" }, make("span"));
     bar.firstChild.style.width = `${100 * probability}%`;
-    return make("li", {}, make("span", { class: "bar-name" }, label), bar, make("span", { class: "bar-value" }, percent(probability)));
+    return make("li", {}, span("bar-name", label), bar, span("bar-value", percent(probability)));
   });
   return make("ol", { class: "bars", "aria-label": `The ${rows.length} most probable classes` }, ...rows);
 }
 
 function refused(card, file, error) {
-  const again = make("button", { type: "button", class: "quiet", "aria-label": `Try ${fileName(file)} again` }, "Try again");
+  const again = button("quiet", `Try again: ${fileName(file)}`, "Try again");
   again.onclick = () => {
     waiting(card, file);
     ask(card, file).then(say);
   };
-  fill(card, file, "bad", make("h3", {}, icon("alert"), "No answer"), [make("p", { class: "why" }, error.message), again]);
+  const heading = make("h3", {}, icon("alert"), "No answer");
+  fill(card, file, "bad", heading, [paragraph("why", error.message), again]);
   return `${fileName(file)}: ${error.message}`;
 }
 
@@ -386,13 +411,15 @@ async function takeLesson(found, named = null) {
     const file = zips[0].file;
     lesson.zip = { file, classes: await classesInZip(file) };
   } else {
-    const pictures = found.filter(({ file, path }) => PICTURE.test(file.name) && !/(^|\/)(\.|__MACOSX\/)/.test(path));
+    const pictures = found.filter(({ path }) => isPicture(path)).sort((one, other) => order(one.path, other.path));
     if (pictures.length && lesson.zip) {
       return complain("A zip is taught by itself. Remove the zip first, or put these pictures into it.");
     }
-    for (const { file, path } of pictures) classNamed(named ?? path.split("/").at(-2) ?? "").files.push(file);
+    const names = classesOf(pictures.map(({ path }) => path));
+    pictures.forEach(({ file }, index) => classNamed(named ?? names[index]).files.push(file));
     const left = found.length - pictures.length;
-    if (!pictures.length) complain(found.length ? "No pictures were found among these files." : "That folder is empty.");
+    if (!found.length) complain("That folder is empty.");
+    else if (!pictures.length) complain("No pictures were found among these files.");
     else if (left) complain(`${count(left, "file is", "files are")} left out: not pictures.`, "mild");
   }
   drawLesson();
@@ -401,13 +428,25 @@ async function takeLesson(found, named = null) {
   say($("lesson-count").textContent);
 }
 
+const order = new Intl.Collator("en", { numeric: true }).compare; // browsers list folders in no order
+
+const isPicture = (path) => PICTURE.test(path) && !/(^|\/)(\.|__MACOSX\/)/.test(path);
+
+/** Name the class of each path as the server does: its first folder, but for one that only holds all the others. */
+function classesOf(paths) {
+  let parts = paths.map((path) => path.split("/"));
+  const one = new Set(parts.map(([first]) => first)).size === 1;
+  if (one && parts.every((folders) => folders.length > 2)) parts = parts.map((folders) => folders.slice(1));
+  return parts.map((folders) => (folders.length > 1 ? folders[0] : ""));
+}
+
 function classNamed(name) {
   let found = lesson.classes.find((one) => one.name === name);
   if (!found) lesson.classes.push((found = { name, files: [] }));
   return found;
 }
 
-/** Count the pictures of each class in a zip from its central directory, without unpacking; null if it cannot be read. */
+/** Count the pictures of each class in a zip, from its central directory alone; null if that cannot be read. */
 async function classesInZip(file) {
   const tail = new DataView(await file.slice(-65557).arrayBuffer());
   let end = tail.byteLength - 22;
@@ -416,20 +455,23 @@ async function classesInZip(file) {
   const [length, start] = [tail.getUint32(end + 12, true), tail.getUint32(end + 16, true)];
   if (start === 0xffffffff || length > 64e6) return null;
   const directory = new DataView(await file.slice(start, start + length).arrayBuffer());
-  const classes = new Map();
+  const paths = [];
   for (let at = 0; at + 46 <= directory.byteLength && directory.getUint32(at, true) === 0x02014b50; ) {
     const [name, extra, comment] = [28, 30, 32].map((place) => directory.getUint16(at + place, true));
     if (at + 46 + name > directory.byteLength) return null;
     const path = new TextDecoder().decode(new Uint8Array(directory.buffer, at + 46, name));
-    const parent = path.split("/").at(-2);
-    if (parent && PICTURE.test(path) && !/(^|\/)(\.|__MACOSX\/)/.test(path)) classes.set(parent, (classes.get(parent) ?? 0) + 1);
+    if (isPicture(path)) paths.push(path);
     at += 46 + name + extra + comment;
   }
+  const classes = new Map();
+  for (const found of classesOf(paths.sort(order))) classes.set(found, (classes.get(found) ?? 0) + 1);
   return classes.size ? classes : null;
 }
 
 /** The names of the classes in the lesson; empty for a zip that could not be listed. */
-const lessonNames = () => (lesson.zip ? [...(lesson.zip.classes?.keys() ?? [])] : lesson.classes.map((one) => one.name));
+function lessonNames() {
+  return lesson.zip ? [...(lesson.zip.classes?.keys() ?? [])] : lesson.classes.map((one) => one.name);
+}
 
 function drawLesson() {
   const rows = lesson.zip ? zipRows() : lesson.classes.map(classRow);
@@ -446,7 +488,8 @@ function drawLesson() {
 
 function classRow(one, index) {
   const id = `class-${index}`;
-  const name = make("input", { type: "text", id, value: one.name, maxLength: 200, placeholder: "Name this class", autocomplete: "off" });
+  const name = make("input", { type: "text", id, value: one.name, maxLength: 100, autocomplete: "off" });
+  name.placeholder = "Name this class";
   name.onchange = () => {
     const wanted = name.value.trim();
     const same = lesson.classes.find((other) => other !== one && other.name === wanted);
@@ -461,37 +504,35 @@ function classRow(one, index) {
     }
   };
   const seen = index < 40 ? one.files.slice(0, 4) : []; // thumbnails of hundreds of classes would only keep it busy
-  const thumbs = seen.map((picture) => make("canvas", { class: "mini", "aria-hidden": "true", picture }));
-  const note = make("span", { class: "remark" }, remark(one));
-  const remove = make("button", { type: "button", class: "quiet icon-button", "aria-label": `Remove ${one.name || "the unnamed class"}` }, icon("cross"));
+  const thumbs = seen.map(() => make("canvas", { class: "mini", "aria-hidden": "true" }));
+  thumbs.forEach((canvas, place) => (canvas.picture = seen[place]));
+  const note = span("remark", remark(one));
+  const remove = button("quiet icon-button", `Remove ${one.name || "the unnamed class"}`, icon("cross"));
   remove.onclick = () => {
     lesson.classes.splice(index, 1);
     drawLesson();
-    ($("lesson-list").querySelectorAll("button")[Math.min(index, lesson.classes.length - 1)] ?? $("teach-folder")).focus();
+    const next = $("lesson-list").querySelectorAll("button")[Math.min(index, lesson.classes.length - 1)];
+    (next ?? $("teach-folder")).focus();
     say(`${one.name || "The class"} removed.`);
   };
-  return make(
-    "li",
-    {},
-    make("span", { class: "minis" }, ...thumbs),
-    make("span", { class: "class-words" }, make("label", { htmlFor: id, class: "hidden-words" }, `Name of class ${index + 1}`), name, note),
-    make("span", { class: "count" }, count(one.files.length, "picture")),
-    remove,
-  );
+  const label = make("label", { htmlFor: id, class: "hidden-words" }, `Name of class ${index + 1}`);
+  const pictures = span("count", count(one.files.length, "picture"));
+  return make("li", {}, span("minis", ...thumbs), span("class-words", label, name, note), pictures, remove);
 }
 
 const known = (name) => model?.classes.includes(name) ?? false;
 const remark = (one) => (known(one.name) ? "It knows this class already" : "");
 
 function zipRows() {
-  const remove = make("button", { type: "button", class: "quiet icon-button", "aria-label": `Remove ${lesson.zip.file.name}` }, icon("cross"));
+  const { file, classes } = lesson.zip;
+  const remove = button("quiet icon-button", `Remove ${file.name}`, icon("cross"));
   remove.onclick = clearLesson;
-  const words = make("span", { class: "class-words" }, make("strong", {}, lesson.zip.file.name));
-  const head = make("li", {}, make("span", { class: "minis" }, icon("zip")), words, make("span", { class: "count" }, size(lesson.zip.file.size)), remove);
-  const rows = [...(lesson.zip.classes ?? [])].map(([name, number]) =>
-    make("li", { class: "inside" }, make("span", { class: "class-words" }, name, make("span", { class: "remark" }, remark({ name }))),
-      make("span", { class: "count" }, count(number, "picture"))),
-  );
+  const name = span("class-words", make("strong", {}, file.name));
+  const head = make("li", {}, span("minis", icon("zip")), name, span("count", size(file.size)), remove);
+  const rows = [...(classes ?? [])].map(([label, number]) => {
+    const words = span("class-words", label || "in no folder", span("remark", remark({ name: label })));
+    return make("li", { class: "inside" }, words, span("count", count(number, "picture")));
+  });
   return [head, ...rows];
 }
 
@@ -520,7 +561,7 @@ function objection() {
   const odd = names.find((name) => /[/\\]/.test(name) || /^\.+$/.test(name));
   if (odd) return `“${odd}” cannot be the name of a class: leave out slashes, and more than dots, please.`;
   const epochs = $("task-epochs");
-  if (!epochs.validity.valid) return "Epochs: a whole number from 1 to 1000, or nothing.";
+  if (!epochs.validity.valid) return "Epochs: a whole number from 1 to 500, or nothing.";
   return null;
 }
 
@@ -531,7 +572,8 @@ async function startTeaching(event) {
   const again = $("teach-again").checked;
   const old = lessonNames().filter(known);
   if (old.length && !again) {
-    return complain(`It knows ${list(old)} already, and would not learn ${old.length > 1 ? "them" : "it"} twice by mistake.`, "mild", true);
+    const names = list(old.map((name) => `“${name}”`));
+    return complain(`It knows ${names} already, and learns nothing twice unless you say so.`, "mild", true);
   }
   const form = new FormData();
   const [name, epochs] = [$("task-name").value.trim(), $("task-epochs").value];
@@ -541,14 +583,15 @@ async function startTeaching(event) {
   if (lesson.zip) form.append("archive", lesson.zip.file, lesson.zip.file.name);
   for (const one of lesson.classes) {
     // Numbered, for pictures of one class may come from several folders and bear the same name.
-    one.files.forEach((file, index) => form.append("images", file, `${one.name}/${String(index).padStart(5, "0")}-${file.name}`));
+    one.files.forEach((file, index) => form.append("images", file, `${one.name}/${index + 1}-${file.name}`));
   }
   const begun = Date.now();
   try {
-    await ready();
-    showJob("Sending the pictures", 0, "", begun);
+    if (!model) await loadModel(); // asks for the token, if that is what is missing, before much is sent in vain
+    const sent = (part) => showJob("Sending the pictures", part, percent(part), begun);
+    sent(0);
     $("job-title").focus();
-    const job = await call("POST", "tasks", form, (part) => showJob("Sending the pictures", part, percent(part), begun));
+    const job = await call("POST", "tasks", form, sent);
     sessionStorage.setItem("job", JSON.stringify({ id: job.id, begun }));
     await watch(job.id, begun);
   } catch (error) {
@@ -562,6 +605,7 @@ function showJob(title, part, message, begun) {
   $("teach-form").hidden = true;
   $("job").hidden = false;
   $("job-running").hidden = false;
+  if (title.startsWith("Sending")) $("job-cancel").hidden = true; // nothing to give up before the server has it
   $("job-links").hidden = true;
   $("job-end").textContent = "";
   $("job-title").textContent = title;
@@ -581,20 +625,22 @@ function endJob() {
 /** Follow a job to its end. The server may be restarted meanwhile: keep asking for a while. */
 async function watch(id, begun) {
   let quarter = 0;
+  $("job-cancel").hidden = false;
+  $("job-cancel").onclick = () => call("DELETE", `jobs/${encodeURIComponent(id)}`).catch((error) => say(error.message));
   for (let silent = 0; ; ) {
     let job = null;
     try {
       job = await call("GET", `jobs/${encodeURIComponent(id)}`);
       silent = 0;
     } catch (error) {
-      if (error.status === 404) throw new Refusal("The server no longer knows of this lesson; it may have been restarted. See Model for what it has learned.");
+      if (error.status === 404) throw new Refusal("The server does not know of this lesson any more.");
       if (error.status || ++silent > 100) throw error;
       $("job-message").textContent = "The server does not answer; trying again…";
     }
-    if (job?.state === "failed") throw new Refusal(job.error || "Learning failed.", known409(job.error) ? 409 : 0);
+    if (job?.state === "failed") throw failure(job);
     if (job?.state === "done") return taught(begun);
     if (job) {
-      showJob(job.state === "queued" ? "Waiting for its turn" : "Learning", job.progress, job.message ?? "", begun);
+      showJob(job.state === "queued" ? "Waiting for its turn" : "Learning", job.progress, told(job), begun);
       const now = Math.floor(4 * job.progress);
       if (now > quarter) say(`${25 * (quarter = now)} percent learned.`);
     }
@@ -602,20 +648,27 @@ async function watch(id, begun) {
   }
 }
 
-/** A lesson may be refused when it is sent or when its turn comes; either way, classes known already may be taught again. */
-const known409 = (text) => lessonNames().some(known) && /known|knows|again/i.test(text ?? "");
+function told({ message, loss }) {
+  return [message, typeof loss === "number" ? `loss ${loss.toFixed(2)}` : ""].filter(Boolean).join(", ");
+}
+
+/** Why a job failed. One may still be refused when its turn comes, for the job before it has taught the same class. */
+function failure({ error }) {
+  if (error === "cancelled") return new Refusal("Given up. The model is as it was.");
+  return new Refusal(sentence(error) || "Learning failed.", /already/.test(error ?? "") ? 409 : 0);
+}
 
 async function taught(begun) {
   sessionStorage.removeItem("job");
   const before = new Set(model?.tasks.map((task) => task.id));
   await loadModel();
   const task = model?.tasks.filter(({ id }) => !before.has(id)).at(-1);
-  const accuracy = typeof task?.accuracy === "number" ? ` It gets ${task.accuracy.toFixed(1)} % of the held-out pictures right.` : "";
+  const right = typeof task?.accuracy === "number" ? ` ${task.accuracy.toFixed(1)} % right on held-out pictures.` : "";
   const what = task ? `${task.name}: ${list(task.classes)}.` : "The new classes are known now.";
   showJob("Learned", 1, "", begun);
   $("job-running").hidden = true;
   $("job-links").hidden = false;
-  $("job-end").textContent = `${what} Done in ${duration(Date.now() - begun)}.${accuracy}`;
+  $("job-end").textContent = `${what} Done in ${duration(Date.now() - begun)}.${right}`;
   clearLesson();
   say(`Learned. ${$("job-end").textContent}`);
   if (shown() === "teach") $("job-title").focus();
@@ -671,8 +724,9 @@ async function loadModel() {
     return;
   }
   const { tasks, classes } = model;
-  $("knows").textContent = tasks.length ? `${count(classes.length, "class", "classes")} in ${count(tasks.length, "task")}` : "nothing learned yet";
-  $("version").textContent = `dualprompt ${model.version}`;
+  const knows = `${count(classes.length, "class", "classes")} in ${count(tasks.length, "task")}`;
+  $("knows").textContent = tasks.length ? knows : "nothing learned yet";
+  $("version").textContent = `dualprompt ${model.version}${model.model_version ? ` · model ${model.model_version}` : ""}`;
   $("token-forget").hidden = !sessionStorage.getItem("token");
   $("classify-empty").hidden = classes.length > 0;
   $("model-empty").hidden = tasks.length > 0;
@@ -682,20 +736,24 @@ async function loadModel() {
   drawMatrix();
 }
 
+/** A backbone or method may be told by its name or with its details; a file stands for itself without its folders. */
+const called = (thing) => (thing.name ?? thing).split("/").at(-1);
+
 function drawFacts() {
   const facts = [
     ["Classes", model.classes.length.toLocaleString()],
     ["Tasks", model.tasks.length.toLocaleString()],
     ["Size", size(model.bytes)],
-    ["Backbone", model.backbone],
-    ["Method", model.method],
+    ["Backbone", called(model.backbone)],
+    ["Method", called(model.method)],
     ["“None of these”", typeof model.threshold === "number" ? `below ${model.threshold.toFixed(2)}` : "never said"],
   ];
-  $("facts").replaceChildren(...facts.map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, String(value)))));
+  const rows = facts.map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, String(value))));
+  $("facts").replaceChildren(...rows);
 }
 
 function taskCard(task) {
-  const forget = make("button", { type: "button", class: "quiet", "aria-label": `Forget the task ${task.name}` }, icon("bin"), "Forget");
+  const forget = button("quiet", `Forget the task ${task.name}`, icon("bin"), "Forget");
   forget.onclick = () =>
     forgetIt(
       `Forget the task “${task.name}”?`,
@@ -703,39 +761,43 @@ function taskCard(task) {
       `tasks/${encodeURIComponent(task.id)}`,
     );
   const chips = task.classes.map((name) => {
-    const cross = make("button", { type: "button", "aria-label": `Forget the class ${name}` }, icon("cross"));
-    cross.onclick = () =>
-      forgetIt(`Forget the class “${name}”?`, `It will never again answer ${name}. This cannot be undone.`, `classes/${encodeURIComponent(name)}`);
+    const cross = button("", `Forget the class ${name}`, icon("cross"));
+    const text = `It will never again answer ${name}. This cannot be undone.`;
+    cross.onclick = () => forgetIt(`Forget the class “${name}”?`, text, `classes/${encodeURIComponent(name)}`);
     return make("li", {}, make("span", {}, name), cross);
   });
-  const when = new Date(task.learned);
-  const time = make("time", { dateTime: task.learned }, isNaN(when) ? task.learned : when.toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "short" }));
-  const facts = make("p", { class: "task-facts" }, "Learned ", time, ` from ${count(task.images, "picture")} · ${size(task.bytes)}`);
-  const accuracy =
-    typeof task.accuracy === "number"
-      ? make("p", { class: "accuracy" }, make("strong", {}, `${task.accuracy.toFixed(1)} %`), " right on held-out pictures")
-      : null;
-  return make(
+  const from = ` from ${count(task.images, "picture")} · ${size(task.bytes)}`;
+  const card = make(
     "li",
     { class: "task" },
     make("div", { class: "row-head" }, make("h3", {}, task.name), forget),
-    facts,
-    accuracy,
-    make("ul", { class: "chips", "aria-label": `Classes of ${task.name}` }, ...chips),
+    paragraph("task-facts", "Learned ", make("time", { dateTime: task.learned }, moment(task.learned)), from),
   );
+  if (typeof task.accuracy === "number") {
+    const right = make("strong", {}, `${task.accuracy.toFixed(1)} %`);
+    card.append(paragraph("accuracy", right, " right on held-out pictures"));
+  }
+  card.append(make("ul", { class: "chips", "aria-label": `Classes of ${task.name}` }, ...chips));
+  return card;
+}
+
+function moment(text) {
+  const date = new Date(text);
+  return isNaN(date) ? text : date.toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "short" });
 }
 
 function drawMatrix() {
   const rows = model.accuracy_matrix ?? [];
   $("matrix-part").hidden = rows.length < 1;
-  const names = rows.map((_, index) => (rows.length === model.tasks.length ? model.tasks[index].name : `Task ${index + 1}`));
-  const head = make("tr", {}, make("th", { scope: "col" }, "after"), ...names.map((name) => make("th", { scope: "col" }, name)));
+  const named = rows.length === model.tasks.length;
+  const names = rows.map((_, index) => (named ? model.tasks[index].name : `Task ${index + 1}`));
+  const head = make("tr", {}, ...["after", ...names].map((name) => make("th", { scope: "col" }, name)));
   const body = rows.map((row, index) => {
     const cells = names.map((_, column) => {
       const value = row[column];
       if (typeof value !== "number") return make("td", { class: "blank" });
       const cell = make("td", {}, value.toFixed(0));
-      cell.style.setProperty("--heat", String(value / 100));
+      cell.style.setProperty("--heat", ((value / 100) ** 3).toFixed(3)); // steep, for 90 and 99 are far apart
       return cell;
     });
     return make("tr", {}, make("th", { scope: "row" }, names[index]), ...cells);
@@ -747,7 +809,6 @@ async function forgetIt(title, text, path) {
   if (!(await confirmed(title, text))) return;
   $("model-said").hidden = true;
   try {
-    await ready();
     await call("DELETE", path);
     say("Forgotten.");
   } catch (error) {

@@ -1,0 +1,1 @@
+"""What the learner is made of: results, pictures, the network that answers, and how a model is kept."""

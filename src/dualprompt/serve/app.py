@@ -1,0 +1,140 @@
+"""The HTTP API over one saved learner, and the page."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, PlainTextResponse
+from fastapi.staticfiles import StaticFiles
+from starlette.exceptions import HTTPException
+
+from dualprompt import __version__
+from dualprompt.errors import DualPromptError
+from dualprompt.serve.guard import Guard, answer_refusal
+from dualprompt.serve.jobs import Job
+from dualprompt.serve.limits import Refusal
+from dualprompt.serve.model import ServedModel, describe
+from dualprompt.serve.schema import PREDICT, REFUSALS, TEACH, docs_page
+from dualprompt.serve.service import Service, Settings
+
+STATIC = Path(__file__).parent / "static"
+log = logging.getLogger("dualprompt.serve")
+
+
+def create_app(model: ServedModel, settings: Settings | None = None) -> FastAPI:
+    """Return the application that serves a model; it owns the model from now on."""
+    settings = settings or Settings()
+    service = Service(model, settings)
+    app = FastAPI(
+        title="dualprompt",
+        version=__version__,
+        description="Classify images, teach new classes, forget them.",
+        lifespan=service.running,
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.state.service = service
+    app.add_middleware(Guard, rules=settings.rules, metrics=service.metrics)
+    app.mount("/static", StaticFiles(directory=STATIC), name="static")
+
+    @app.get("/", include_in_schema=False)
+    def page() -> FileResponse:
+        return FileResponse(STATIC / "index.html")
+
+    @app.get("/healthz", summary="Whether the server answers")
+    async def healthz() -> dict[str, str]:
+        return {"status": "ok", "model_version": model.version}
+
+    @app.get("/model", summary="What the model knows: tasks, classes, sizes, threshold, accuracies")
+    async def get_model() -> dict[str, Any]:
+        return describe(model) | {"token_required": settings.rules.token is not None}
+
+    @app.post("/predict", summary="Classify one or several images", openapi_extra=PREDICT, responses=REFUSALS)
+    async def predict(request: Request, top_k: Annotated[int, Query(ge=1, le=100)] = 5) -> dict[str, Any]:
+        return {"answers": await service.predict(request, top_k)}
+
+    @app.post("/tasks", status_code=202, summary="Teach new classes", openapi_extra=TEACH, responses=REFUSALS)
+    async def teach(request: Request) -> JSONResponse:
+        job = await service.teach(request)
+        url = f"/jobs/{job.id}"
+        return JSONResponse({"id": job.id, "url": url}, 202, {"Location": url})
+
+    @app.get("/jobs", summary="All learning jobs on record, the newest last")
+    async def get_jobs() -> list[Job]:
+        return list(service.jobs.jobs.values())
+
+    @app.get("/jobs/{job}", summary="How far a learning job is", responses=REFUSALS)
+    async def get_job(job: int) -> Job:
+        return known_job(job)
+
+    @app.delete("/jobs/{job}", summary="Give up a learning job", responses=REFUSALS)
+    async def cancel(job: int) -> Job:
+        service.jobs.cancel(known_job(job))
+        return known_job(job)
+
+    @app.delete("/tasks/{task}", summary="Forget a task", responses=REFUSALS)
+    async def forget_task(task: int) -> dict[str, str]:
+        if task not in {known.id for known in model.learner.tasks}:
+            raise Refusal(404, f"there is no task {task}")
+        return {"forgot": await service.forget(task), "model_version": model.version}
+
+    @app.delete("/classes/{name}", summary="Forget a class", responses=REFUSALS)
+    async def forget_class(name: str) -> dict[str, str]:
+        if name not in model.learner.classes:
+            raise Refusal(404, f"the model knows no class '{name[:80]}'")
+        return {"forgot": await service.forget(name), "model_version": model.version}
+
+    @app.get("/metrics", summary="Counters for Prometheus", response_class=PlainTextResponse)
+    async def metrics() -> PlainTextResponse:
+        return PlainTextResponse(service.metrics.text(), media_type="text/plain; version=0.0.4")
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> HTMLResponse:
+        return HTMLResponse(docs_page(app.openapi()))
+
+    def known_job(number: int) -> Job:
+        if number not in service.jobs.jobs:
+            raise Refusal(404, f"there is no job {number}")
+        return service.jobs.jobs[number]
+
+    add_handlers(app)
+    return app
+
+
+def add_handlers(app: FastAPI) -> None:
+    """Make every error one JSON object with one line."""
+
+    @app.exception_handler(Refusal)
+    async def refused(_: Request, error: Refusal) -> JSONResponse:
+        return answer_refusal(error)
+
+    @app.exception_handler(DualPromptError)
+    async def mistaken(_: Request, error: DualPromptError) -> JSONResponse:
+        return answer_refusal(Refusal(507 if isinstance(error.__cause__, OSError) else 422, str(error)))
+
+    @app.exception_handler(OSError)
+    async def no_room(_: Request, error: OSError) -> JSONResponse:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            return answer_refusal(Refusal(507, "the server's disk is full; nothing was changed"))
+        log.error("unexpected", exc_info=error)
+        return answer_refusal(Refusal(500, "the server failed; its log says why"))
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"][1:])
+        return answer_refusal(Refusal(422, f"{where}: {first['msg']}"))
+
+    @app.exception_handler(HTTPException)
+    async def http(request: Request, error: HTTPException) -> JSONResponse:
+        text = f"there is nothing at {request.url.path[:80]}" if error.status_code == 404 else str(error.detail)
+        return answer_refusal(Refusal(error.status_code, text, dict(error.headers or {})))
+
+    @app.exception_handler(Exception)
+    async def failed(_: Request, error: Exception) -> JSONResponse:
+        return answer_refusal(Refusal(500, "the server failed; its log says why"))

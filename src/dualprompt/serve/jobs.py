@@ -1,0 +1,242 @@
+"""Learning jobs: one at a time, each in a process of its own, on record so that a restart finds them again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from dualprompt.errors import DualPromptError
+from dualprompt.files import read_json, write_json
+from dualprompt.serve.limits import Limits, Refusal, busy
+from dualprompt.serve.model import ServedModel
+from dualprompt.serve.pictures import Picture, remove
+from dualprompt.serve.teach import LEARNED, LESSON
+
+State = Literal["queued", "running", "done", "failed"]
+KEPT = 100
+ATTEMPTS = 2
+log = logging.getLogger("dualprompt.serve")
+
+
+@dataclass
+class Job:
+    """One task to learn, from the upload until it is learned or has failed."""
+
+    id: int
+    name: str | None
+    classes: list[str]
+    images: int
+    state: State = "queued"
+    progress: float = 0.0
+    message: str = ""
+    loss: float | None = None
+    seconds: float = 0.0
+    error: str | None = None
+    task: int | None = None  # the learned task's id
+    attempts: int = 0
+    created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what clients see."""
+        return asdict(self)
+
+
+class Jobs:
+    """The queue of jobs of one model. `switched` is awaited when a job has saved a new model."""
+
+    def __init__(self, model: ServedModel, limits: Limits, switched: Callable[[], Awaitable[None]]) -> None:
+        self.model, self.limits, self.switched = model, limits, switched
+        self.folder = model.work / "jobs"
+        self.file = model.work / "jobs.json"
+        self.jobs: dict[int, Job] = {}
+        self.changing = asyncio.Lock()  # held by whatever is changing the model
+        self._next = 1
+        self._uploading = 0
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._cancelled: set[int] = set()
+
+    def start(self) -> None:
+        """Take up what an earlier server left, clear the rest away, and begin to work."""
+        self._recover()
+        self._task = asyncio.create_task(self._work())
+
+    async def stop(self) -> None:
+        """End the running job's process; the job is taken up again by the next server."""
+        if self._task:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    @contextlib.asynccontextmanager
+    async def room(self) -> AsyncIterator[Path]:
+        """Yield a new folder for an upload, which is deleted unless it becomes a job; refuse when too many wait."""
+        waiting = self._uploading + self.count("queued") + self.count("running")
+        if waiting >= self.limits.queued_jobs:
+            raise busy(f"{waiting} tasks wait to be learned already; try again when one is done", 30)
+        folder = self.folder / f"{self._next:06}"
+        self._next += 1
+        self._uploading += 1
+        try:
+            remove(folder)
+            (folder / "images").mkdir(parents=True)
+            yield folder
+        finally:
+            self._uploading -= 1
+            if int(folder.name) not in self.jobs:
+                remove(folder)
+
+    def add(self, folder: Path, pictures: list[Picture], name: str | None, epochs: int | None, again: bool) -> Job:
+        """Queue the learning of pictures that lie in `folder/images`."""
+        classes: dict[str, list[tuple[str, str]]] = {}
+        for picture in pictures:
+            classes.setdefault(picture.label, []).append((picture.path.name, picture.name))
+        lesson = {"name": name, "epochs": epochs, "again": again, "pictures": classes}
+        write_json(folder / LESSON, lesson)
+        job = Job(int(folder.name), name, sorted(classes), len(pictures))
+        self.jobs[job.id] = job
+        self._save()
+        self._wake.set()
+        return job
+
+    def cancel(self, job: Job) -> None:
+        """Give up a job that is not finished."""
+        if job.state not in ("queued", "running"):
+            raise Refusal(409, f"job {job.id} is {job.state} already")
+        self._cancelled.add(job.id)
+        if job.state == "queued":
+            self._finish(job, "cancelled")
+        elif self._process and self._process.returncode is None:
+            self._process.kill()
+
+    def count(self, state: State) -> int:
+        """Return how many jobs are in a state."""
+        return sum(job.state == state for job in self.jobs.values())
+
+    def _recover(self) -> None:
+        if self.file.exists():
+            try:
+                found = read_json(self.file, "next", "jobs")
+                self.jobs = {job["id"]: Job(**job) for job in found["jobs"]}
+                self._next = int(found["next"])
+            except (DualPromptError, TypeError, KeyError, ValueError):
+                log.warning("%s is damaged; its jobs are forgotten", self.file)
+        for job in list(self.jobs.values()):
+            if job.state in ("queued", "running"):
+                self._take_up(job)
+        kept = {f"{job.id:06}" for job in self.jobs.values() if job.state == "queued"}
+        for folder in self.folder.glob("*"):
+            if folder.name not in kept:
+                remove(folder)
+        self._next = max([self._next, *(job + 1 for job in self.jobs)])
+        self._save()
+
+    def _take_up(self, job: Job) -> None:
+        folder = self.folder / f"{job.id:06}"
+        if self._learned(job):
+            self._finish(job)
+        elif job.attempts >= ATTEMPTS:
+            self._finish(job, f"interrupted {job.attempts} times while learning; the model is unchanged, send it again")
+        elif not (folder / LESSON).exists():
+            self._finish(job, "interrupted before its images were complete; the model is unchanged, send it again")
+        else:
+            job.state, job.message = "queued", "taken up again after a restart" if job.attempts else job.message
+
+    def _learned(self, job: Job) -> bool:
+        """Return whether the saved model already has what a job learned."""
+        mark = self.folder / f"{job.id:06}" / LEARNED
+        if not mark.exists():
+            return False
+        found = read_json(mark, "id", "learned")
+        task = next((task for task in self.model.learner.tasks if task.id == found["id"]), None)
+        if task is None or task.learned != found["learned"]:
+            return False
+        job.task = task.id
+        return True
+
+    async def _work(self) -> None:
+        while True:
+            job = next((job for job in self.jobs.values() if job.state == "queued"), None)
+            if job is None:
+                self._wake.clear()
+                await self._wake.wait()
+                continue
+            async with self.changing:
+                if job.state == "queued":
+                    await self._run(job)
+
+    async def _run(self, job: Job) -> None:
+        """Learn one job; whatever happens, it ends on record and its images are deleted."""
+        began = time.monotonic()
+        job.state, job.attempts, job.message = "running", job.attempts + 1, "starting"
+        error: str | None
+        try:
+            self._save()
+            error = await self._teach(job, began)
+            code = self._process.returncode if self._process else None
+            if code == 0 or (self.folder / f"{job.id:06}" / LEARNED).exists():
+                await self.switched()
+                if self._learned(job):
+                    error = None
+                elif error is None:
+                    error = "the new model was not saved; the model is unchanged"
+        except (DualPromptError, OSError) as problem:
+            error = str(problem)
+        job.seconds = round(time.monotonic() - began, 2)
+        self._finish(job, error)
+
+    async def _teach(self, job: Job, began: float) -> str | None:
+        """Run the process that learns; return what went wrong."""
+        told: str | None = None
+        places = [str(self.model.path), str(self.folder / f"{job.id:06}")]
+        command = [sys.executable, "-m", "dualprompt.serve.teach", *places]
+        pipe = asyncio.subprocess.PIPE
+        process = self._process = await asyncio.create_subprocess_exec(
+            *command, stdin=pipe, stdout=pipe, pass_fds=self.model.held_files
+        )
+        assert process.stdout
+        try:
+            async with asyncio.timeout(self.limits.job_seconds):
+                async for line in process.stdout:
+                    values = json.loads(line)
+                    told = values.pop("error", told)
+                    for key, value in values.items():
+                        setattr(job, key, value)
+                    job.seconds = round(time.monotonic() - began, 2)
+                code = await process.wait()
+        except TimeoutError:
+            return f"learning took longer than {self.limits.job_seconds:.0f} s and was stopped; the model is unchanged"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+        if code == 0:
+            return None
+        if job.id in self._cancelled:
+            return "cancelled"
+        how = f"was killed (signal {-code})" if code < 0 else f"ended with code {code}"
+        return told or f"the learning process {how}; the model is unchanged, send the task again"
+
+    def _finish(self, job: Job, error: str | None = None) -> None:
+        job.state, job.error = ("failed", error) if error else ("done", None)
+        job.progress, job.message = (job.progress, "") if error else (1.0, "")
+        finished = [job.id for job in self.jobs.values() if job.state in ("done", "failed")]
+        for old in finished[:-KEPT]:
+            del self.jobs[old]
+        try:
+            self._save()
+        except DualPromptError as problem:  # a full disk; the job itself has ended all the same
+            log.warning("%s", problem)
+        remove(self.folder / f"{job.id:06}")  # only now: what was learned is judged by what lies there
+
+    def _save(self) -> None:
+        write_json(self.file, {"next": self._next, "jobs": [asdict(job) for job in self.jobs.values()]})

@@ -1,0 +1,115 @@
+"""The model that is served: loaded from its directory, locked for us, replaced as a whole when it changes."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dualprompt import __version__
+from dualprompt.errors import DualPromptError
+from dualprompt.files import digest, disk_errors, read_json
+from dualprompt.learner import Answer, ContinualLearner
+
+if os.name == "posix":
+    import fcntl
+
+LOCK_SECONDS = 15.0
+
+
+class Versioned(NamedTuple):
+    """An answer, and the version of the model that gave it."""
+
+    answer: Answer
+    version: str
+
+
+class ServedModel:
+    """A saved learner that is asked from several threads while it may be replaced.
+
+    Everything the server writes lies in the directory `work` inside the model's own. A lock there keeps a second server
+    away; the process that learns inherits it, so that after a crash a new server waits until that one has ended too.
+    """
+
+    def __init__(self, path: Path, device: str = "auto") -> None:
+        self.path, self.device = path, device
+        self.work = path / ".serve"
+        self.switches = 0
+        self._loaded = self._load()
+        with disk_errors(self.work):
+            self.work.mkdir(exist_ok=True)
+            self._lock = os.open(self.work / "lock", os.O_CREAT | os.O_RDWR, 0o600)
+        self._take_lock()
+        self._loaded = self._load()  # whoever held the lock may have saved a new one
+
+    @property
+    def learner(self) -> ContinualLearner:
+        """The learner that answers now."""
+        return self._loaded[0]
+
+    @property
+    def version(self) -> str:
+        """A short name for exactly this state of the model."""
+        return self._loaded[1]
+
+    @property
+    def held_files(self) -> tuple[int, ...]:
+        """The files that a process which changes the model must inherit."""
+        return (self._lock,)
+
+    def answers(self, pixels: np.ndarray, top_k: Sequence[int]) -> list[Versioned]:
+        """Return the answers for pictures, (pictures, side, side, 3) uint8, each with its own number of classes."""
+        learner, version = self._loaded
+        found = learner.predict_pixels(pixels, max(top_k))
+        return [Versioned(_shortened(answer, k), version) for answer, k in zip(found, top_k, strict=True)]
+
+    def reload(self) -> None:
+        """Replace the learner by what is saved, in one step; keep the old one if that cannot be loaded."""
+        self._loaded = self._load()
+        self.switches += 1
+
+    def forget(self, what: int | str) -> str:
+        """Forget a task or class, save that, then answer without it; return its name."""
+        learner = ContinualLearner.load(self.path, self.device)
+        gone = learner.forget(what)
+        learner.save(self.path)
+        self.reload()
+        return gone if isinstance(gone, str) else gone.name
+
+    def close(self) -> None:
+        """Give the lock back."""
+        os.close(self._lock)
+
+    def _load(self) -> tuple[ContinualLearner, str]:
+        learner = ContinualLearner.load(self.path, self.device)
+        return learner, digest(read_json(self.path / "model.json"))[:12]
+
+    def _take_lock(self) -> None:
+        if os.name != "posix":
+            return
+        until = time.monotonic() + LOCK_SECONDS
+        while True:
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    os.close(self._lock)
+                    raise DualPromptError(f"{self.path} is being served already; stop that server first") from None
+                time.sleep(0.05)
+
+
+def _shortened(answer: Answer, count: int) -> Answer:
+    return replace(answer, top=answer.top[:count])
+
+
+def describe(model: ServedModel) -> dict[str, Any]:
+    """Return what clients may know of the model."""
+    found = model.learner.info()
+    names = {key: found[key]["name"] for key in ("backbone", "method")}
+    return found | names | {"details": found, "version": __version__, "model_version": model.version}

@@ -1,0 +1,79 @@
+"""Binds a port and serves a model there until it is stopped."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import uvicorn
+
+from dualprompt.errors import DualPromptError
+from dualprompt.serve.app import create_app
+from dualprompt.serve.guard import Rules, is_loopback
+from dualprompt.serve.limits import Limits
+from dualprompt.serve.model import ServedModel
+from dualprompt.serve.service import Settings
+
+TOKEN = "DUALPROMPT_TOKEN"
+SHORTEST_TOKEN = 16
+CONNECTIONS = 1000
+
+
+def rules_for(host: str, token: str | None) -> Rules:
+    """Return who may ask a server that is bound to `host`; anything but loopback needs a token."""
+    token = token or os.environ.get(TOKEN) or None
+    if token is not None and len(token) < SHORTEST_TOKEN:
+        raise DualPromptError(f"the token has {len(token)} characters; give at least {SHORTEST_TOKEN}")
+    if token is None and not is_loopback(host):
+        raise DualPromptError(f"--host {host} lets other machines in: give a token with --token or ${TOKEN}")
+    return Rules(is_loopback(host), token)
+
+
+def serve(
+    path: Path,
+    host: str,
+    port: int,
+    token: str | None,
+    device: str,
+    started: Callable[[str], None],
+    largest_batch: int = 32,
+    limits: Limits | None = None,
+) -> None:
+    """Serve the saved model at `path` until a signal ends it; `started` is called with the address."""
+    rules = rules_for(host, token)
+    try:
+        bound = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise DualPromptError(
+            f"cannot bind {host}:{port} ({error.strerror}); choose another --port or --host"
+        ) from None
+    with bound:
+        model = ServedModel(path, device)
+        app = create_app(model, Settings(rules, limits or Limits(), largest_batch))
+        shown = f"[{host}]" if ":" in host else host
+        address = f"http://{shown}:{bound.getsockname()[1]}"
+        config = uvicorn.Config(
+            app,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            limit_concurrency=CONNECTIONS,
+            timeout_graceful_shutdown=5,
+        )
+        server = _Server(config)
+        server.started_at = lambda: started(address)
+        server.run(sockets=[bound])
+
+
+class _Server(uvicorn.Server):
+    """Says when it answers."""
+
+    started_at: Callable[[], None]
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, then say so."""
+        await super().startup(sockets)
+        if self.started:
+            self.started_at()

@@ -1,0 +1,219 @@
+"""What the routes do: predict in batches, take lessons, forget."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from starlette.requests import Request
+
+from dualprompt.serve.batching import Batcher
+from dualprompt.serve.guard import Rules
+from dualprompt.serve.jobs import Job, Jobs
+from dualprompt.serve.limits import Limits, Refusal, busy
+from dualprompt.serve.metrics import Metrics
+from dualprompt.serve.model import ServedModel, Versioned
+from dualprompt.serve.pictures import Picture, check_label, open_picture, split_names, unpack
+from dualprompt.serve.uploads import Part, read
+
+YES, NO = ("true", "1", "on", "yes"), ("false", "0", "off", "no", "")
+DECODERS = 2
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to serve; the default is for one machine."""
+
+    rules: Rules = field(default_factory=Rules)
+    limits: Limits = field(default_factory=Limits)
+    largest_batch: int = 32
+    batch_wait: float = 0.004
+
+
+class Service:
+    """What the routes share."""
+
+    def __init__(self, model: ServedModel, settings: Settings) -> None:
+        self.model, self.settings, self.limits = model, settings, settings.limits
+        self.metrics = Metrics()
+        self.batcher: Batcher[Versioned] = Batcher(
+            model.answers,
+            settings.largest_batch,
+            settings.batch_wait,
+            settings.limits.queued_images,
+            self.metrics.batches.observe,
+        )
+        self.jobs = Jobs(model, settings.limits, self.switched)
+        self.metrics.queue.set_function(lambda: len(self.batcher))
+        self.metrics.watch(model, self.jobs)
+        self._decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="decode")
+        self._held = 0  # bytes of requests in memory
+
+    @asynccontextmanager
+    async def running(self, _: object) -> AsyncIterator[None]:
+        """Work while the server runs."""
+        self.batcher.start()
+        self.jobs.start()
+        try:
+            yield
+        finally:
+            await self.jobs.stop()
+            await self.batcher.stop()
+            self._decoders.shutdown(wait=True)
+            self.model.close()
+
+    async def switched(self) -> None:
+        """Answer with the newly saved model from now on."""
+        await asyncio.to_thread(self.model.reload)
+
+    async def predict(self, request: Request, top_k: int) -> list[dict[str, Any]]:
+        """Return an answer for each picture of a request."""
+        if not self.model.learner.classes:
+            raise Refusal(409, "the model knows no class yet; teach it first")
+        mine = 0
+
+        def count(size: int) -> None:
+            nonlocal mine
+            if self._held + size > self.limits.memory_bytes:
+                raise busy("the server holds enough images in memory; try again soon")
+            mine += size
+            self._held += size
+
+        def sink(name: str, filename: str) -> None:
+            nonlocal images
+            images += 1
+            if name != "images":
+                raise Refusal(422, f"unknown field '{name[:50]}'; send files in the field 'images'")
+            if images > self.limits.predict_images:
+                raise Refusal(413, f"at most {self.limits.predict_images} images are taken at once")
+
+        images = 0
+        try:
+            parts = await read(request, self.limits, self.limits.predict_bytes, set(), sink, count)
+            if not parts:
+                raise Refusal(422, "send at least one file in the field 'images'")
+            pixels = await self._decoded(parts)
+        finally:
+            self._held -= mine
+        try:
+            async with asyncio.timeout(self.limits.predict_seconds):
+                answers = await asyncio.gather(*(self.batcher.ask(each, top_k) for each in pixels))
+        except TimeoutError:
+            raise busy("the server is too busy to answer in time; try again soon", 5) from None
+        return [
+            answer.to_dict() | {"path": part.filename, "version": version}
+            for part, (answer, version) in zip(parts, answers, strict=True)
+        ]
+
+    async def _decoded(self, parts: list[Part]) -> list[np.ndarray]:
+        loop = asyncio.get_running_loop()
+        with self.batcher.expect(len(parts)):
+            jobs = [loop.run_in_executor(self._decoders, self._decode, part) for part in parts]
+            found = await asyncio.gather(*jobs, return_exceptions=True)
+        pixels = []
+        for each in found:
+            if isinstance(each, BaseException):
+                raise each
+            pixels.append(each)
+        return pixels
+
+    def _decode(self, part: Part) -> np.ndarray:
+        name = part.filename or "image"
+        open_picture(part.data, name, self.limits).close()
+        try:
+            return self.model.learner.pixels(part.data)
+        except Exception:  # noqa: BLE001 (decoders raise all sorts of things on hostile bytes)
+            raise Refusal(422, f"the image '{name[:80]}' is truncated or damaged") from None
+
+    async def teach(self, request: Request) -> Job:
+        """Take pictures of new classes and queue their learning."""
+        async with self.jobs.room() as folder:
+            images = folder / "images"
+            count = 0
+
+            def sink(name: str, filename: str) -> Path:
+                nonlocal count
+                if name == "archive":
+                    if (folder / "archive.zip").exists():
+                        raise Refusal(422, "send one archive")
+                    return folder / "archive.zip"
+                if name != "images":
+                    raise Refusal(422, f"unknown field '{name[:50]}'; send files as 'images' or one zip as 'archive'")
+                count += 1
+                if count > self.limits.task_images:
+                    raise Refusal(413, f"at most {self.limits.task_images} images are taken for a task")
+                return images / f"{count:06}{suffix(filename)}"
+
+            fields = {"name", "epochs", "again"}
+            parts = await read(request, self.limits, self.limits.teach_bytes, fields, sink)
+            values = {part.field: part.text.strip() for part in parts if part.filename is None}
+            name = check_label(values["name"], self.limits) if values.get("name") else None
+            epochs, again = self._epochs(values.get("epochs", "")), as_bool(values.get("again", ""))
+            pictures = await asyncio.to_thread(self._pictures, folder, [part for part in parts if part.path])
+            if not again:
+                self._refuse_known({picture.label for picture in pictures})
+            return self.jobs.add(folder, pictures, name, epochs, again)
+
+    def _epochs(self, text: str) -> int | None:
+        if not text:
+            return None
+        if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= self.limits.epochs):
+            raise Refusal(422, f"epochs takes a number from 1 to {self.limits.epochs}, found '{text[:20]}'")
+        return int(text)
+
+    def _pictures(self, folder: Path, parts: list[Part]) -> list[Picture]:
+        archive = folder / "archive.zip"
+        if archive.exists():
+            if len(parts) > 1:
+                raise Refusal(422, "send either one archive or images, not both")
+            pictures = unpack(archive, folder / "images", self.limits)
+            archive.unlink()
+        else:
+            labels = split_names(part.filename or "" for part in parts)
+            pictures = [
+                Picture(labels[part.filename], part.filename, part.path)
+                for part in parts
+                if part.filename and part.path
+            ]
+        if not pictures:
+            raise Refusal(422, "the upload holds no images in class folders")
+        classes = {picture.label: check_label(picture.label, self.limits) for picture in pictures}
+        if len(classes) > self.limits.task_classes:
+            raise Refusal(413, f"the upload has {len(classes)} classes; at most {self.limits.task_classes} are taken")
+        for picture in pictures:
+            open_picture(picture.path, picture.name, self.limits).close()
+        return [Picture(classes[picture.label], picture.name, picture.path) for picture in pictures]
+
+    def _refuse_known(self, labels: set[str]) -> None:
+        known = sorted(labels & set(self.model.learner.classes))
+        if known:
+            listed = ", ".join(f"'{label}'" for label in known[:10])
+            remedy = "send again=true to learn more images for them, or leave them out"
+            raise Refusal(409, f"the model knows {listed} already; {remedy}")
+
+    async def forget(self, what: int | str) -> str:
+        """Forget a task by its number or a class by its name; return the name of what is gone."""
+        if self.jobs.changing.locked() or self.jobs.count("queued"):
+            raise Refusal(409, "a task is being learned; forget when it is done", {"Retry-After": "10"})
+        async with self.jobs.changing:
+            return await asyncio.to_thread(self.model.forget, what)
+
+
+def as_bool(text: str) -> bool:
+    """Read a yes or no."""
+    if text.lower() not in YES + NO:
+        raise Refusal(422, f"again takes true or false, found '{text[:20]}'")
+    return text.lower() in YES
+
+
+def suffix(filename: str) -> str:
+    """Return how a file's name ends, if it is harmless."""
+    end = os.path.splitext(filename)[1].lower()  # noqa: PTH122 (it need not be a path that this system knows)
+    return end if end.isascii() and end[1:].isalnum() and len(end) < 6 else ".img"

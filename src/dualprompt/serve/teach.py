@@ -1,0 +1,135 @@
+"""The process that learns beside the server: `python -m dualprompt.serve.teach MODEL JOB`.
+
+It loads the saved model, learns what lies in the job's folder, and saves the new model in place of the old. It tells
+the server how far it is, one JSON object a line; the server holds the other end of its standard input, so that it ends
+with the server however that ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+from dualprompt.errors import DualPromptError
+from dualprompt.files import read_json, write_json
+from dualprompt.progress import Bar, Progress
+
+LEARNED = "learned.json"
+LESSON = "lesson.json"
+# Where on the way from 0 to 1 each piece of work lies; what is not named is the training itself.
+SPANS = {
+    "reading images": (0.0, 0.1),
+    "decoding images": (0.0, 0.1),
+    "frozen features": (0.1, 0.3),
+    "evaluate": (0.9, 0.98),
+}
+TRAINING = (0.3, 0.9)
+SECONDS_BETWEEN = 0.2
+
+
+class Reporter(Progress):
+    """Writes progress as JSON lines: how far from 0 to 1, what is being done, the loss."""
+
+    def __init__(self, channel: TextIO) -> None:
+        self.channel, self.furthest, self._last = channel, 0.0, 0.0
+
+    def tell(self, **values: Any) -> None:
+        """Write one line."""
+        self.channel.write(json.dumps(values) + "\n")
+        self.channel.flush()
+
+    def note(self, text: str) -> None:
+        """Pass on one line that stays."""
+        self.tell(message=text)
+
+    @contextlib.contextmanager
+    def bar(self, description: str, total: float | None, unit: str = "it", done: float = 0) -> Iterator[Bar]:
+        """Pass on how far a piece of work is."""
+        self.tell(message=description)
+        yield _Reported(self, description, total, done)
+
+    def advance(self, description: str, share: float, loss: float | None) -> None:
+        """Pass on that `share` of a piece of work is done, a few times a second at most."""
+        first, last = SPANS.get(description, TRAINING)
+        self.furthest = max(self.furthest, first + min(share, 1.0) * (last - first))
+        if time.monotonic() - self._last > SECONDS_BETWEEN:
+            self._last = time.monotonic()
+            self.tell(progress=round(self.furthest, 4), **({} if loss is None else {"loss": loss}))
+
+
+class _Reported(Bar):
+    def __init__(self, reporter: Reporter, description: str, total: float | None, done: float) -> None:
+        self.reporter, self.description, self.total, self.done = reporter, description, total, done
+        self.loss: float | None = None
+
+    def advance(self, amount: float = 1) -> None:
+        """Count, and pass it on."""
+        self.done += amount
+        if self.total:
+            self.reporter.advance(self.description, self.done / self.total, self.loss)
+
+    def say(self, text: str) -> None:
+        """Find the loss in a remark."""
+        if found := re.search(r"loss (\d+(?:\.\d+)?)", text):
+            self.loss = float(found[1])
+
+
+def teach(model: Path, job: Path, reporter: Reporter) -> None:
+    """Learn what a job's folder holds, and save the model."""
+    import torch
+
+    from dualprompt.learner import ContinualLearner
+
+    torch.set_num_threads(max(1, (os.cpu_count() or 2) - 1))
+    lesson = read_json(job / LESSON, "name", "epochs", "again", "pictures")
+    names = {str(job / "images" / file): name for pictures in lesson["pictures"].values() for file, name in pictures}
+    data = {label: [job / "images" / file for file, _ in pictures] for label, pictures in lesson["pictures"].items()}
+    try:
+        learner = ContinualLearner.load(model)
+        epochs, again = lesson["epochs"], lesson["again"]
+        task = learner.learn(data, lesson["name"], epochs=epochs, again=again, progress=reporter, work=job / "work")
+    except DualPromptError as error:  # senders know their own names for the pictures, not ours
+        message = str(error)
+        for path, name in names.items():
+            message = message.replace(path, name)
+        raise DualPromptError(message) from error
+    reporter.tell(progress=0.99, message="saving the model")
+    # Whoever finds this job after a crash sees by it whether the saved model already has what it learned.
+    write_json(job / LEARNED, {"id": task.id, "learned": task.learned})
+    learner.save(model)
+
+
+def main() -> int:
+    """Teach; return 0 when the new model is saved, 2 when the error was told."""
+    channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what a library prints must not end up among our lines
+    threading.Thread(target=_end_with_server, daemon=True).start()
+    if hasattr(os, "nice"):
+        os.nice(10)
+    reporter = Reporter(channel)
+    try:
+        teach(Path(sys.argv[1]), Path(sys.argv[2]), reporter)
+    except DualPromptError as error:
+        reporter.tell(error=str(error))
+        return 2
+    except MemoryError:
+        reporter.tell(error="the machine has too little memory for this task; send fewer or smaller images")
+        return 2
+    return 0
+
+
+def _end_with_server() -> None:
+    sys.stdin.buffer.read()
+    os._exit(3)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

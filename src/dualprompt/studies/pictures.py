@@ -1,0 +1,274 @@
+"""What a picture is: plain data that is drawn with matplotlib straight to a file, and kept as CSV and JSON."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from dualprompt.files import atomic, write_text
+from dualprompt.studies.sheet import as_csv
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+CELLS = 25  # above so many rows or columns a cell has no room for its number
+INK, QUIET = "#1f2933", "#9aa5b1"
+COLOURS = ("#0b6e99", "#d9480f", "#2b8a3e", "#862e9c", "#b8860b", "#c2255c", "#5c940d", "#495057")
+STYLE = {
+    "svg.fonttype": "none",  # text stays text: small, searchable, sharp
+    "svg.hashsalt": "dualprompt",  # the same picture gives the same file
+    "font.family": ["sans-serif"],
+    "font.sans-serif": ["DejaVu Sans"],
+    "axes.labelsize": 10,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+}
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A heat map with the numbers in its cells."""
+
+    title: str
+    x: str
+    y: str
+    columns: list[str]
+    rows: list[str]
+    values: list[list[float | None]]  # row by row; None leaves a cell empty
+    unit: str = "accuracy (%)"
+    low: float | None = 0
+    high: float | None = 100
+    digits: int = 0
+    colours: str = "YlGnBu"
+    framed: list[list[int]] = field(default_factory=list)  # (row, column) of cells that stand out
+    kind: ClassVar[str] = "grid"
+
+    @property
+    def size(self) -> tuple[float, float]:
+        """Width and height in inches."""
+        names = 0.07 * max(map(len, self.rows))
+        return 1.5 + names + 0.56 * min(len(self.columns), CELLS), 1.5 + 0.42 * min(len(self.rows), CELLS)
+
+    def data(self) -> list[dict[str, Any]]:
+        """Return the numbers, a row for each cell."""
+        return [
+            {self.y: row, self.x: column, self.unit: value}
+            for row, values in zip(self.rows, self.values, strict=True)
+            for column, value in zip(self.columns, values, strict=True)
+            if value is not None
+        ]
+
+    def draw(self, ax: Axes) -> None:
+        """Draw the cells, and their numbers where there is room."""
+        values = np.array(self.values, dtype=float)
+        low = np.nanmin(values) if self.low is None else self.low
+        high = np.nanmax(values) if self.high is None else self.high
+        picture = ax.imshow(
+            values, cmap=self.colours, vmin=low, vmax=high, aspect="auto", interpolation="none", alpha=0.95
+        )
+        if max(values.shape) <= CELLS:
+            for (row, column), value in np.ndenumerate(values):
+                if np.isfinite(value):
+                    red, green, blue, _ = picture.to_rgba(value)
+                    dark = 0.3 * red + 0.6 * green + 0.1 * blue < 0.55
+                    colour = "white" if dark else INK
+                    text = f"{value:.{self.digits}f}"
+                    ax.text(column, row, text, ha="center", va="center", fontsize=8.5, color=colour)
+        else:
+            bar = ax.figure.colorbar(picture, ax=ax, label=self.unit, shrink=0.9)
+            bar.solids.set_rasterized(True)
+        from matplotlib.patches import Rectangle
+
+        for row, column in self.framed:
+            ax.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor="#d9480f", linewidth=2.2))
+        for axis, names in ((ax.xaxis, self.columns), (ax.yaxis, self.rows)):
+            places = range(0, len(names), -(-len(names) // 20))
+            axis.set_ticks(list(places), [_shortened(names[i]) for i in places], parse_math=False)
+        for side in ax.spines.values():
+            side.set_visible(False)
+        ax.tick_params(length=0)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a picture, with a band of ± `spread` around it."""
+
+    name: str
+    x: list[float]
+    y: list[float]
+    spread: list[float] | None = None
+    level: bool = False  # a dashed line over the whole width, for what does not depend on x
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Curves over numbers or over named places."""
+
+    title: str
+    x: str
+    y: str
+    lines: list[Line]
+    places: list[str] | None = None  # names of x = 0, 1, 2, …
+    mark_best: bool = False
+    whole: bool = True  # x counts something: ticks are the values themselves
+    size: ClassVar[tuple[float, float]] = (5.6, 3.5)
+    kind: ClassVar[str] = "lines"
+
+    def data(self) -> list[dict[str, Any]]:
+        """Return the numbers, a row for each point."""
+        names = self.places or []
+        return [
+            {
+                "line": line.name,
+                self.x: names[int(x)] if names else x,
+                self.y: y,
+                "spread": None if line.spread is None else line.spread[i],
+            }
+            for line in self.lines
+            for i, (x, y) in enumerate(zip(line.x, line.y, strict=True))
+        ]
+
+    def draw(self, ax: Axes) -> None:
+        """Draw the lines and their bands."""
+        for number, line in enumerate(self.lines):
+            colour = COLOURS[number % len(COLOURS)]
+            y, spread = np.array(line.y), None if line.spread is None else np.array(line.spread)
+            if line.level:
+                ax.axhline(line.y[0], color=colour, linestyle=(0, (5, 2)), linewidth=1.6, label=line.name)
+                if spread is not None:
+                    ax.axhspan(y[0] - spread[0], y[0] + spread[0], color=colour, alpha=0.12, linewidth=0)
+                continue
+            ax.plot(line.x, line.y, marker="o", markersize=4, linewidth=1.6, color=colour, label=line.name)
+            if spread is not None:
+                ax.fill_between(line.x, y - spread, y + spread, color=colour, alpha=0.16, linewidth=0)
+            if self.mark_best:
+                best = int(y.argmax())
+                ax.plot(line.x[best], y[best], marker="o", markersize=10, markerfacecolor="none", color=colour)
+        ticks = sorted({x for line in self.lines if not line.level for x in line.x})
+        if self.places:
+            ax.set_xticks(range(len(self.places)), self.places, rotation=35 if len(self.places) > 6 else 0, ha="center")
+        elif self.whole and ticks:
+            ax.set_xticks(ticks[:: -(-len(ticks) // 20)])
+        ax.grid(axis="y", color=QUIET, alpha=0.3)
+        if len(self.lines) > 1 or self.lines[0].name:
+            legend = ax.legend(frameon=False, fontsize=8.5)
+            for text in legend.get_texts():
+                text.set_parse_math(False)
+
+
+@dataclass(frozen=True)
+class Cloud:
+    """Points that belong together."""
+
+    name: str
+    x: list[float]
+    y: list[float]
+    colour: int
+    marker: str = "o"
+
+
+@dataclass(frozen=True)
+class Points:
+    """Points in a plane without units."""
+
+    title: str
+    clouds: list[Cloud]
+    size: ClassVar[tuple[float, float]] = (6.4, 4.4)
+    kind: ClassVar[str] = "points"
+
+    def data(self) -> list[dict[str, Any]]:
+        """Return the points."""
+        return [
+            {"group": cloud.name, "x": x, "y": y}
+            for cloud in self.clouds
+            for x, y in zip(cloud.x, cloud.y, strict=True)
+        ]
+
+    def draw(self, ax: Axes) -> None:
+        """Draw the points, a colour and marker for each group."""
+        import matplotlib
+
+        shades = matplotlib.colormaps["tab10" if max(cloud.colour for cloud in self.clouds) < 10 else "turbo"]
+        most = max(cloud.colour for cloud in self.clouds) or 1
+        for cloud in self.clouds:
+            colour = shades(cloud.colour if most < 10 else cloud.colour / most)
+            ax.plot(cloud.x, cloud.y, cloud.marker, color=colour, markersize=3.6, markeredgewidth=0.8, label=cloud.name)
+        ax.set_xticks([])
+        ax.set_yticks([])
+        for side in ax.spines.values():
+            side.set_color(QUIET)
+            side.set_visible(True)
+        if len(self.clouds) <= 24:
+            columns = 1 if len(self.clouds) <= 12 else 2
+            ax.legend(
+                frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), ncols=columns,
+                handletextpad=0.2, columnspacing=0.8,
+            )  # fmt: skip
+
+
+Picture = Grid | Lines | Points
+
+
+def as_plain(picture: Picture) -> dict[str, Any]:
+    """Return a picture as JSON keeps it."""
+    return {"kind": picture.kind, **asdict(picture)}
+
+
+def from_plain(values: dict[str, Any]) -> Picture:
+    """Return the picture that `as_plain` wrote."""
+    rest = {key: value for key, value in values.items() if key != "kind"}
+    if values["kind"] == "lines":
+        return Lines(**rest | {"lines": [Line(**line) for line in rest["lines"]]})
+    if values["kind"] == "points":
+        return Points(**rest | {"clouds": [Cloud(**cloud) for cloud in rest["clouds"]]})
+    return Grid(**rest)
+
+
+def save(path: Path, *pictures: Picture) -> Path:
+    """Draw pictures side by side to a file whose suffix says its format."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    width, height = sum(p.size[0] for p in pictures), max(p.size[1] for p in pictures)
+    with matplotlib.rc_context(STYLE):  # pyright: ignore[reportArgumentType]
+        figure = Figure(figsize=(width, height), layout="constrained", dpi=120)
+        for ax, picture in zip(figure.subplots(1, len(pictures), squeeze=False)[0], pictures, strict=True):
+            ax.tick_params(labelsize=9)
+            for side in ("top", "right"):
+                ax.spines[side].set_visible(False)
+            picture.draw(ax)
+            if not isinstance(picture, Points):
+                ax.set_xlabel(picture.x, parse_math=False)
+                ax.set_ylabel(picture.y, parse_math=False)
+            title = textwrap.fill(picture.title, int(11 * picture.size[0]))
+            ax.set_title(title, fontsize=10, parse_math=False)
+        form = path.suffix.removeprefix(".")
+        with atomic(path) as partial:
+            figure.savefig(partial, format=form, metadata={"Date": None} if form == "svg" else None)
+            if form == "svg":
+                partial.write_text(_smaller(partial.read_text(encoding="utf-8")), encoding="utf-8")
+    return path
+
+
+def save_with_data(folder: Path, name: str, picture: Picture) -> Path:
+    """Draw a picture as `NAME.svg` and write its numbers to `NAME.csv`; return the drawing."""
+    write_text(folder / f"{name}.csv", as_csv(picture.data()))
+    return save(folder / f"{name}.svg", picture)
+
+
+def _smaller(svg: str) -> str:
+    """Drop from an SVG what no viewer needs: metadata, comments, and digits far below a pixel."""
+    svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"(?<=\d\.\d\d)\d+(?=[ \"\n,)])", "", svg)
+    return re.sub(r"\n\s*", "\n", svg)
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= 24 else f"{name[:23]}…"

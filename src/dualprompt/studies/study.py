@@ -1,0 +1,198 @@
+"""What a study is: settings that are run, tables and pictures of them, and one sentence on the paper's finding."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from dualprompt.backbones import weights
+from dualprompt.config import BUFFER_SIZE, RunConfig, compose
+from dualprompt.errors import DualPromptError, nearest
+from dualprompt.methods.base import METHODS, method_config
+from dualprompt.metrics import mean_and_deviation
+from dualprompt.progress import SILENT, Progress
+from dualprompt.studies import STUDIES
+from dualprompt.studies.pictures import Picture
+from dualprompt.studies.sheet import Sheet
+from dualprompt.studies.store import Obtained, complain
+from dualprompt.studies.sweep import VALIDATION
+
+# On the benchmark that comes with the package a study takes minutes on two cores: fewer images, fewer pixels.
+REDUCED = {
+    "mini": {"benchmark.train_per_class": 10, "backbone.input_size": 48, "train.epochs": 3, "train.batch_size": 16}
+}
+METRICS = ("average_accuracy", "forgetting", "matching_accuracy")
+HELD_OUT = {"benchmark.validation": VALIDATION, "benchmark.evaluate_on": "validation"}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One point of a study: what tables call it, and the options that make it."""
+
+    label: str
+    options: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A setting and its runs, one for each seed."""
+
+    part: str  # of the study, as "E-Prompt alone"
+    setting: Setting
+    obtained: tuple[Obtained, ...]
+
+    @cached_property
+    def results(self) -> list[dict[str, Any]]:
+        """The numbers of the runs that have not failed."""
+        return [each.run.result() for each in self.obtained if not each.error]
+
+    def numbers(self, key: str) -> list[float]:
+        """Return a metric of every finished run that has it."""
+        if key == "forgetting" and self.obtained and METHODS[self.obtained[0].config.method["name"]].joint:
+            return []
+        return [result[key] for result in self.results if result[key] is not None]
+
+    def mean(self, key: str = "average_accuracy") -> float | None:
+        """Return the mean of a metric over seeds."""
+        return mean_and_deviation(numbers)[0] if (numbers := self.numbers(key)) else None
+
+    def plain(self) -> dict[str, Any]:
+        """Return what JSON and CSV say of the row, in full precision."""
+        found = {key: mean_and_deviation(n) if (n := self.numbers(key)) else (None, None) for key in METRICS}
+        return {
+            "part": self.part,
+            "setting": self.setting.label,
+            "options": self.setting.options,
+            "judged_on": self.obtained[0].config.benchmark.evaluate_on,
+            "seeds": len(self.results),
+            **{name: value for key in METRICS for name, value in zip((key, f"{key}_std"), found[key], strict=True)},
+            "runs": [str(each.run.folder) for each in self.obtained if not each.error],
+            "errors": [f"{each.name}: {each.error}" for each in self.obtained if each.error],
+        }
+
+
+def best(rows: Sequence[Row]) -> Row:
+    """Return the row of the highest mean accuracy, the one that forgets less of equals, the first of equals."""
+    finished = [row for row in rows if row.results]
+    if not finished:
+        complain([each for row in rows for each in row.obtained])
+    return min(finished, key=lambda row: (-(row.mean() or 0), row.mean("forgetting") or 0))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a study found."""
+
+    finding: str  # one honest sentence on whether the paper's finding holds here
+    sheets: tuple[Sheet, ...]
+    pictures: dict[str, Picture] = field(default_factory=dict)  # by the names of their files
+    rows: tuple[Row, ...] = ()
+    chosen: dict[str, Any] | None = None  # the options that a search chose
+    photos: dict[str, str] = field(default_factory=dict)  # pictures of pixels in the study's folder → captions
+
+
+@dataclass(frozen=True)
+class Lab:
+    """Where a study's runs come from: a preset's recipe with overrides, seeds, a budget, and a store of runs."""
+
+    preset: str
+    recipe: str | None
+    overrides: dict[str, Any]
+    seeds: int
+    budget: int | None  # settings that a search may try at a time; None: all
+    folder: Path  # where the study keeps what it makes besides runs
+    obtain: Callable[[Sequence[RunConfig]], list[Obtained]]
+    progress: Progress = SILENT
+    buffers: tuple[int, ...] = ()  # buffer sizes and methods that the user asked for
+    methods: tuple[str, ...] = ()
+    jobs: int = 1
+
+    @cached_property
+    def depth(self) -> int:
+        """The number of the backbone's layers."""
+        return weights.read(self.config({}).backbone.name, self.progress).config.depth
+
+    def config(self, options: dict[str, Any]) -> RunConfig:
+        """Return the run of a setting, with the first seed; whatever is wrong with it shows here."""
+        reduced = dict(REDUCED.get(self.preset, {}))
+        if self._method(options) != "dualprompt":  # brings a training of its own
+            reduced = {key: value for key, value in reduced.items() if not key.startswith("train.")}
+        config = compose(self.preset, self.recipe, reduced | self._general(options) | options)
+        method_config(config.method)
+        return config
+
+    def _method(self, options: dict[str, Any]) -> str:
+        return options.get("method.name", "dualprompt")
+
+    def _general(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Return the user's overrides that fit the method of a setting."""
+        known = METHODS[self._method(options)].Config.model_fields
+        return {
+            key: value
+            for key, value in self.overrides.items()
+            if not key.startswith("method.") or self._method(options) == "dualprompt" or key[7:] in known
+        }
+
+    def search(self, part: str, settings: Sequence[Setting]) -> list[Row]:
+        """Run settings on images held out of the training images; the test images play no part."""
+        if self.overrides.get("benchmark.evaluate_on", "validation") != "validation":
+            raise DualPromptError("a study searches on validation images only; leave benchmark.evaluate_on out")
+        asked = {key: value for key, value in HELD_OUT.items() if key not in self.overrides}
+        return self._rows(part, settings, asked)
+
+    def test(self, settings: Sequence[Setting], part: str = "test") -> list[Row]:
+        """Run settings on the test images, trained on all training images."""
+        whole = {"benchmark.validation": 0.0, "benchmark.evaluate_on": "test"}
+        return self._rows(part, settings, whole)
+
+    def _rows(self, part: str, settings: Sequence[Setting], judged: dict[str, Any]) -> list[Row]:
+        if self.seeds < 1:
+            raise DualPromptError(f"--seeds must be at least 1, found {self.seeds}")
+        configs = [self.config(setting.options | judged) for setting in settings]
+        # Seed after seed, so that settings share the images of one class order.
+        every = [c.model_copy(update={"seed": c.seed + n}) for n in range(self.seeds) for c in configs]
+        found = self.obtain(every)
+        return [Row(part, setting, tuple(found[i :: len(settings)])) for i, setting in enumerate(settings)]
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study of the paper: one command away."""
+
+    name: str
+    title: str
+    summary: str  # what the paper found, which is what the study looks for
+    run: Callable[[Lab], Outcome]
+    seeds: int = 1  # unless the user says otherwise
+    searches: bool = False  # whether a budget means something to it
+    mini_budget: int | None = None  # for the embedded benchmark, unless the user says otherwise
+
+
+def load(name: str) -> Study:
+    """Return a study by its name."""
+    if name not in STUDIES:
+        raise DualPromptError(f"unknown study '{name}'; {nearest(name, STUDIES)}")
+    return importlib.import_module(f"dualprompt.studies.{name.replace('-', '_')}").STUDY
+
+
+def spread(values: Sequence[int], count: int | None, keep: Sequence[int] = ()) -> list[int]:
+    """Return at most `count` of ordered values: those of `keep` that are there, the ends, and others in between."""
+    wanted = [value for value in keep if value in values]
+    if count is None or count >= len(values):
+        return list(values)
+    if count < 1:
+        raise DualPromptError(f"--budget must be at least 1, found {count}")
+    chosen = set(wanted[:count])
+    while len(chosen) < count:  # the value that is farthest from all chosen ones comes next
+        rest = [value for value in values if value not in chosen]
+        chosen.add(max(rest, key=lambda value: min((abs(value - other) for other in chosen), default=0)))
+    return sorted(chosen)
+
+
+def rehearses(method: str) -> bool:
+    """Return whether a method keeps images."""
+    return BUFFER_SIZE.removeprefix("method.") in METHODS[method].Config.model_fields

@@ -1,0 +1,797 @@
+"""The HTTP server: answers, batches, learns beside serving, forgets, refuses, and survives being killed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import stat
+import struct
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import sandbox
+from sandbox import COMMAND, World
+
+pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
+httpx = pytest.importorskip("httpx", reason="httpx is not installed")
+
+from dualprompt.errors import DualPromptError  # noqa: E402
+from dualprompt.learner import ContinualLearner  # noqa: E402
+from dualprompt.serve.app import create_app  # noqa: E402
+from dualprompt.serve.batching import Batcher  # noqa: E402
+from dualprompt.serve.guard import Rules  # noqa: E402
+from dualprompt.serve.jobs import Jobs  # noqa: E402
+from dualprompt.serve.limits import Limits, Refusal  # noqa: E402
+from dualprompt.serve.model import ServedModel  # noqa: E402
+from dualprompt.serve.pictures import Picture, split_names  # noqa: E402
+from dualprompt.serve.run import rules_for  # noqa: E402
+from dualprompt.serve.service import Settings  # noqa: E402
+
+pytestmark = pytest.mark.anyio
+OPTIONS = {"g_layers": [1], "e_layers": [2, 3], "g_length": 2, "e_length": 3}
+TOKEN = "a token of twenty-six letters"
+HERE = "http://127.0.0.1"
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+def saved(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that knows ash and birch in one task, and cedar in another."""
+    learner = ContinualLearner(str(world.weights), options=OPTIONS, device="cpu")
+    learner.learn({name: pictures(world, name) for name in ("ash", "birch")}, "first", epochs=1)
+    learner.learn({"cedar": pictures(world, "cedar")}, "second", epochs=1)
+    return learner.save(tmp_path_factory.mktemp("saved") / "model")
+
+
+@pytest.fixture
+def model(saved: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(saved, tmp_path / "model"))
+
+
+def pictures(world: World, name: str, split: str = "train") -> list[Path]:
+    return sorted((world.images / split / name).iterdir())
+
+
+def png(width: int = 20, height: int = 20, mode: str = "RGB") -> bytes:
+    file = io.BytesIO()
+    Image.new(mode, (width, height)).save(file, "PNG")
+    return file.getvalue()
+
+
+def files(*paths: Path) -> list[tuple[str, tuple[str, bytes]]]:
+    """Pictures as /predict takes them."""
+    return [("images", (path.name, path.read_bytes())) for path in paths]
+
+
+def lesson(world: World, *names: str) -> list[tuple[str, tuple[str, bytes]]]:
+    """Pictures as /tasks takes them."""
+    return [("images", (f"{name}/{path.name}", path.read_bytes())) for name in names for path in pictures(world, name)]
+
+
+def archive(entries: dict[str, bytes], **options: Any) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, **options) as opened:
+        for name, content in entries.items():
+            opened.writestr(name, content)
+    return file.getvalue()
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    model: Path, *, limits: Limits | None = None, rules: Rules | None = None, **settings: Any
+) -> AsyncIterator[Any]:
+    """Run the application in this process; yield a client."""
+    app = create_app(ServedModel(model, "cpu"), Settings(rules or Rules(), limits or Limits(), **settings))
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=transport, base_url=HERE, timeout=60) as client,
+    ):
+        client.service = app.state.service
+        yield client
+
+
+async def finished(client: Any, job: int, seconds: float = 60) -> dict[str, Any]:
+    """Wait until a job has ended."""
+    for _ in range(int(seconds / 0.05)):
+        found = (await client.get(f"/jobs/{job}")).json()
+        if found["state"] in ("done", "failed"):
+            return found
+        await asyncio.sleep(0.05)
+    raise AssertionError(found)
+
+
+async def until_running(client: Any, job: int) -> int:
+    """Wait until a job learns; return the id of its process."""
+    for _ in range(600):
+        process = client.service.jobs._process
+        if client.service.jobs.jobs[job].state == "running" and process and process.returncode is None:
+            return process.pid
+        await asyncio.sleep(0.02)
+    raise AssertionError(client.service.jobs.jobs[job])
+
+
+def error_of(response: Any, status: int) -> str:
+    """The message of a refusal: one line of JSON."""
+    assert response.status_code == status, response.text
+    assert list(response.json()) == ["error"]
+    assert "\n" not in response.json()["error"]
+    return response.json()["error"]
+
+
+def uploads(model: Path) -> list[Path]:
+    """Everything of an upload that is left on disk."""
+    return [path for path in (model / ".serve" / "jobs").rglob("*") if path.is_file()]
+
+
+async def test_answers_are_the_learners(world: World, model: Path):
+    asked = [path for name in ("ash", "birch", "cedar") for path in pictures(world, name, "test")]
+    expected = ContinualLearner.load(model, "cpu").predict(asked, top_k=2)
+    async with serving(model) as client:
+        together = (await client.post("/predict?top_k=2", files=files(*asked))).json()["answers"]
+        alone = [(await client.post("/predict?top_k=2", files=files(path))).json()["answers"][0] for path in asked]
+    for path, one, other, answer in zip(asked, together, alone, expected, strict=True):
+        assert one["path"] == path.name
+        for found in (one, other):
+            assert found["label"] == answer.label
+            assert found["task"] == answer.task
+            assert found["probability"] == pytest.approx(answer.probability, abs=1e-5)
+            assert [score["label"] for score in found["top"]] == [score.label for score in answer.top]
+            assert len(found["top"]) == 2
+
+
+async def test_concurrent_requests_share_batches_and_each_gets_its_own_answer(world: World, model: Path):
+    asked = [path for name in ("ash", "birch", "cedar") for path in pictures(world, name, "test")] * 3
+    async with serving(model, largest_batch=1) as client:
+        alone = [(await client.post("/predict", files=files(path))).json()["answers"][0] for path in asked]
+        assert "dualprompt_batch_images_count 42.0" in (await client.get("/metrics")).text
+    async with serving(model, largest_batch=8, batch_wait=0.2) as client:
+        replies = await asyncio.gather(*(client.post("/predict", files=files(path)) for path in asked))
+        metrics = (await client.get("/metrics")).text
+    for one, reply in zip(alone, replies, strict=True):
+        found = reply.json()["answers"][0]
+        assert (found["path"], found["label"], found["task"]) == (one["path"], one["label"], one["task"])
+        assert found["probability"] == pytest.approx(one["probability"], abs=1e-5)
+    batches = int(float(metrics.split("dualprompt_batch_images_count ")[1].split("\n")[0]))
+    assert 42 / 8 <= batches < 21
+    assert "dualprompt_batch_images_sum 42.0" in metrics
+
+
+async def test_a_batch_takes_what_came_while_the_network_was_busy():
+    sizes: list[int] = []
+
+    def compute(pixels: np.ndarray, top_k: Any) -> list[int]:
+        time.sleep(0.05)
+        return [int(picture[0, 0, 0]) * 10 + k for picture, k in zip(pixels, top_k, strict=True)]
+
+    batcher = Batcher(compute, largest=4, observe=sizes.append)
+    batcher.start()
+    first = asyncio.create_task(batcher.ask(np.full((2, 2, 3), 7, np.uint8), 1))
+    await asyncio.sleep(0.02)
+    rest = [batcher.ask(np.full((2, 2, 3), value, np.uint8), value) for value in range(6)]
+    assert await asyncio.gather(first, *rest) == [71, *(11 * value for value in range(6))]
+    await batcher.stop()
+    assert sizes == [1, 4, 2]
+
+
+async def test_an_error_reaches_those_who_asked_and_nobody_else():
+    def compute(pixels: np.ndarray, top_k: Any) -> list[int]:
+        if pixels.any():
+            raise DualPromptError("no")
+        return [0] * len(pixels)
+
+    batcher = Batcher(compute)
+    batcher.start()
+    with pytest.raises(DualPromptError):
+        await batcher.ask(np.ones((1, 1, 3), np.uint8), 1)
+    assert await batcher.ask(np.zeros((1, 1, 3), np.uint8), 1) == 0
+    await batcher.stop()
+
+
+async def test_teach_then_answer_then_forget(world: World, model: Path):
+    before = ContinualLearner.load(model, "cpu").predict(pictures(world, "ash", "test"))
+    async with serving(model) as client:
+        first = (await client.get("/model")).json()
+        reply = await client.post("/tasks", files=lesson(world, "elm", "fir"), data={"name": "third", "epochs": "2"})
+        assert reply.status_code == 202
+        assert reply.headers["location"] == reply.json()["url"] == f"/jobs/{reply.json()['id']}"
+        job = await finished(client, reply.json()["id"])
+        assert (job["state"], job["progress"], job["error"]) == ("done", 1.0, None)
+        assert (job["classes"], job["images"]) == (["elm", "fir"], 13)
+        assert uploads(model) == []
+        taught = (await client.get("/model")).json()
+        assert taught["model_version"] != first["model_version"]
+        assert [task["name"] for task in taught["tasks"]] == ["first", "second", "third"]
+        assert set(taught["classes"]) == {"ash", "birch", "cedar", "elm", "fir"}
+        learned = ContinualLearner.load(model, "cpu")
+        asked = pictures(world, "elm", "test")
+        replies = (await client.post("/predict", files=files(*asked))).json()["answers"]
+        for found, answer in zip(replies, learned.predict(asked), strict=True):
+            assert found["label"] == answer.label
+            assert {"elm", "fir"} <= {score["label"] for score in found["top"]}
+        again = await client.post("/tasks", files=lesson(world, "elm"))
+        assert "knows 'elm' already" in error_of(again, 409)
+        assert uploads(model) == []
+
+        assert (await client.delete(f"/tasks/{job['task']}")).json()["forgot"] == "third"
+        assert error_of(await client.delete(f"/tasks/{job['task']}"), 404)
+        assert (await client.delete("/classes/cedar")).status_code == 200
+        assert error_of(await client.delete("/classes/cedar"), 404)
+        known = (await client.get("/model")).json()
+        assert (known["classes"], [task["name"] for task in known["tasks"]][0]) == (["ash", "birch"], "first")
+        found = (await client.post("/predict", files=files(*pictures(world, "ash", "test")))).json()["answers"]
+        assert all(score["label"] in ("ash", "birch") for answer in found for score in answer["top"])
+    assert ContinualLearner.load(model, "cpu").classes == ("ash", "birch")
+    assert len(found) == len(before)
+
+
+async def test_a_zip_teaches_too_whether_or_not_its_folder_is_in_it(world: World, model: Path):
+    entries = {
+        f"trees/{name}/{path.name}": path.read_bytes() for name in ("elm", "fir") for path in pictures(world, name)
+    }
+    entries |= {
+        "trees/notes.txt": b"hello",
+        "trees/inner.zip": archive({"x/y.png": png()}),
+        "__MACOSX/trees/elm/._0.png": b"x",
+    }
+    async with serving(model) as client:
+        reply = await client.post("/tasks", files={"archive": ("a.zip", archive(entries))}, data={"epochs": "1"})
+        job = await finished(client, reply.json()["id"])
+        assert (job["state"], job["classes"], job["images"]) == ("done", ["elm", "fir"], 13)
+    assert uploads(model) == []
+
+
+def test_the_class_is_the_first_folder_that_tells_pictures_apart():
+    assert split_names(["a/1.png", "b/x/2.png"]) == {"a/1.png": "a", "b/x/2.png": "b"}
+    assert split_names(["t/a/1.png", "t/b/2.png"]) == {"t/a/1.png": "a", "t/b/2.png": "b"}
+    assert split_names(["a/1.png", "a/2.png"]) == {"a/1.png": "a", "a/2.png": "a"}
+    for name in ("/etc/a.png", "../a/b.png", "a/../../b.png", "C:/a/b.png", "a\\b.png", "loose.png", "", "a\0/b.png"):
+        with pytest.raises(Refusal) as refused:
+            split_names([name])
+        assert refused.value.status == 422
+
+
+async def test_answers_go_on_with_the_old_model_while_it_learns(world: World, model: Path):
+    asked = files(pictures(world, "ash", "test")[0])
+    async with serving(model) as client:
+        version = (await client.get("/model")).json()["model_version"]
+        job = (await client.post("/tasks", files=lesson(world, "elm"), data={"epochs": "30"})).json()["id"]
+        await until_running(client, job)
+        versions = []
+        while (await client.get(f"/jobs/{job}")).json()["state"] == "running":
+            reply = await client.post("/predict", files=asked)
+            assert reply.status_code == 200
+            versions.append(reply.json()["answers"][0]["version"])
+            assert error_of(await client.delete("/classes/ash"), 409) if len(versions) == 1 else True
+        assert (await finished(client, job))["state"] == "done"
+        reply = await client.post("/predict", files=asked)
+        versions.append(reply.json()["answers"][0]["version"])
+    assert len(versions) > 3
+    assert versions[0] == version != versions[-1]
+    assert len(set(versions)) == 2  # one switch, and never back
+    assert versions == sorted(versions, key=[version, versions[-1]].index)
+
+
+async def test_a_killed_learning_process_fails_its_job_and_nothing_else(world: World, model: Path):
+    before = sandbox.contents(model)
+    async with serving(model) as client:
+        job = (await client.post("/tasks", files=lesson(world, "elm"), data={"epochs": "400"})).json()["id"]
+        os.kill(await until_running(client, job), signal.SIGKILL)
+        found = await finished(client, job)
+        assert found["state"] == "failed"
+        assert "signal 9" in found["error"]
+        assert uploads(model) == []
+        assert (await client.post("/predict", files=files(pictures(world, "ash", "test")[0]))).status_code == 200
+        after = {name: value for name, value in sandbox.contents(model).items() if not name.startswith(".serve")}
+        assert after == before
+        job = (await client.post("/tasks", files=lesson(world, "elm"), data={"epochs": "1"})).json()["id"]
+        assert (await finished(client, job))["state"] == "done"
+
+
+async def test_jobs_can_be_given_up_and_wait_their_turn(world: World, model: Path):
+    async with serving(model, limits=Limits(queued_jobs=2)) as client:
+        first = (await client.post("/tasks", files=lesson(world, "elm"), data={"epochs": "400"})).json()["id"]
+        second = (await client.post("/tasks", files=lesson(world, "fir"))).json()["id"]
+        full = await client.post("/tasks", files=lesson(world, "hazel"))
+        assert "wait" in error_of(full, 429)
+        assert int(full.headers["retry-after"]) > 0
+        await until_running(client, first)
+        assert (await client.get(f"/jobs/{second}")).json()["state"] == "queued"
+        assert (await client.delete(f"/jobs/{second}")).json()["error"] == "cancelled"
+        assert (await client.delete(f"/jobs/{first}")).status_code == 200
+        assert (await finished(client, first))["error"] == "cancelled"
+        assert error_of(await client.delete(f"/jobs/{first}"), 409)
+        assert error_of(await client.get("/jobs/99"), 404)
+        assert [job["state"] for job in (await client.get("/jobs")).json()] == ["failed", "failed"]
+    assert uploads(model) == []
+
+
+async def test_a_damaged_picture_fails_its_job_by_its_own_name(world: World, model: Path):
+    whole = pictures(world, "elm")[0].read_bytes()
+    parts = [*lesson(world, "fir"), ("images", ("fir/broken one.png", whole[: len(whole) // 2]))]
+    async with serving(model) as client:
+        reply = await client.post("/tasks", files=parts)
+        job = await finished(client, reply.json()["id"])
+    assert job["state"] == "failed"
+    assert "fir/broken one.png" in job["error"]
+    assert str(model) not in job["error"]
+    assert uploads(model) == []
+
+
+LIMITS = Limits(
+    predict_bytes=40_000,
+    teach_bytes=60_000,
+    image_bytes=30_000,
+    image_pixels=10_000,
+    predict_images=3,
+    task_images=4,
+    task_classes=2,
+    archive_entries=6,
+    archive_bytes=3_000_000,
+    archive_ratio=20,
+    epochs=9,
+)
+SMALL = png()
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "parts"),
+    [
+        (413, "40000", [("images", ("a.png", bytes(20_000)))] * 3),
+        (413, "30000", [("images", ("a.png", bytes(31_000)))]),
+        (413, "at most 3", [("images", ("a.png", SMALL))] * 4),
+        (413, "pixels", [("images", ("a.png", png(101, 100)))]),
+        (413, "pixels", [("images", ("bomb.png", png(20_000, 20_000, "1")))]),
+        (422, "not an image", [("images", ("a.png", b"hello"))]),
+        (422, "not an image", [("images", ("a.png", b""))]),
+        (422, "not an image", [("images", ("a.eps", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"))]),
+        (422, "not an image", [("images", ("a.svg", b"<svg xmlns='http://www.w3.org/2000/svg'/>"))]),
+        (422, "damaged", [("images", ("a.png", SMALL[:50]))]),
+        (422, "unknown field", [("picture", ("a.png", SMALL))]),
+        (422, "unknown field", [("images", (None, SMALL))]),
+        (422, "broken.png", [("images", ("fine.png", SMALL)), ("images", ("broken.png", b"GIF89a"))]),
+    ],
+)
+async def test_predict_refuses(model: Path, status: int, said: str, parts: Any):
+    async with serving(model, limits=LIMITS) as client:
+        assert said in error_of(await client.post("/predict", files=parts), status)
+        assert (await client.post("/predict", files={"images": SMALL})).status_code == 200
+        assert client.service._held == 0
+
+
+def named(*names: str) -> list[tuple[str, tuple[str, bytes]]]:
+    return [("images", (name, SMALL)) for name in names]
+
+
+def tampered(**changes: Any) -> bytes:
+    """An archive of one picture whose table of contents was changed."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as opened:
+        info = zipfile.ZipInfo("a/1.png")
+        opened.writestr(info, SMALL * 10)
+        for name, value in changes.items():
+            setattr(info, name, value)
+    return file.getvalue()
+
+
+def overlong() -> bytes:
+    """An archive that says it has 60,000 entries."""
+    content = bytearray(archive({"a/1.png": SMALL}))
+    content[-12:-8] = struct.pack("<HH", 60_000, 60_000)[:4]
+    return bytes(content[:-14]) + struct.pack("<HH", 60_000, 60_000) + bytes(content[-10:])
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "parts", "fields"),
+    [
+        (413, "60000", [("images", ("a/1.png", bytes(25_000)))] * 3, {}),
+        (413, "30000", [("images", ("a/1.png", bytes(31_000)))], {}),
+        (413, "at most 4", named(*(f"a/{n}.png" for n in range(5))), {}),
+        (413, "classes", named("a/1.png", "b/1.png", "c/1.png"), {}),
+        (413, "pixels", [("images", ("a/1.png", png(101, 100)))], {}),
+        (422, "not an image", [("images", ("a/1.png", b"hello"))], {}),
+        (422, "class folder", named("1.png"), {}),
+        (422, "relative path", named("../a/1.png"), {}),
+        (422, "relative path", named("/a/1.png"), {}),
+        (422, "name of a class", named("a\x01/1.png"), {}),
+        (422, "name of a class", named(f"{'a' * 101}/1.png"), {}),
+        (422, "no images", [], {"name": "x"}),
+        (422, "epochs", named("a/1.png"), {"epochs": "10"}),
+        (422, "epochs", named("a/1.png"), {"epochs": "-1"}),
+        (422, "epochs", named("a/1.png"), {"epochs": "٣"}),
+        (422, "again", named("a/1.png"), {"again": "maybe"}),
+        (422, "unknown field", named("a/1.png"), {"seed": "1"}),
+        (413, "longer", named("a/1.png"), {"name": "x" * 20_000}),
+        (422, "name of a class or task", named("a/1.png"), {"name": "a\nb"}),
+        (409, "knows 'ash' already", named("ash/1.png"), {}),
+        (422, "not both", [*named("a/1.png"), ("archive", ("a.zip", archive({"a/1.png": SMALL})))], {}),
+        (422, "one archive", [("archive", ("a.zip", archive({"a/1.png": SMALL})))] * 2, {}),
+        (422, "no zip", [("archive", ("a.zip", b"hello"))], {}),
+        (422, "no zip", [("archive", ("a.zip", b""))], {}),
+        (422, "damaged", [("archive", ("a.zip", archive({"a/1.png": SMALL})[20:]))], {}),
+        (422, "no images", [("archive", ("a.zip", archive({"a/1.txt": b"x"})))], {}),
+        (422, "relative path", [("archive", ("a.zip", archive({"../a/1.png": SMALL})))], {}),
+        (422, "relative path", [("archive", ("a.zip", archive({"/etc/1.png": SMALL})))], {}),
+        (422, "relative path", [("archive", ("a.zip", archive({"a/b\\1.png": SMALL})))], {}),
+        (422, "relative path", [("archive", ("a.zip", archive({"C:/a/1.png": SMALL})))], {}),
+        (413, "6 entries", [("archive", ("a.zip", archive({f"a/{n}.txt": b"" for n in range(7)})))], {}),
+        (413, "at most 4", [("archive", ("a.zip", archive({f"a/{n}.png": SMALL for n in range(5)})))], {}),
+        (413, "6 entries", [("archive", ("a.zip", overlong()))], {}),
+        (413, "fold", [("archive", ("a.zip", archive({"a/1.txt": bytes(2_000_000)})))], {}),
+        (413, "3000000", [("archive", ("a.zip", archive({f"a/{n}.txt": bytes(1_000_000) for n in range(4)})))], {}),
+        (413, "30000", [("archive", ("a.zip", archive({"a/1.png": bytes(40_000)})))], {}),
+        (422, "link", [("archive", ("a.zip", tampered(external_attr=(stat.S_IFLNK | 0o777) << 16)))], {}),
+        (422, "link", [("archive", ("a.zip", tampered(external_attr=stat.S_IFIFO << 16)))], {}),
+        (422, "encrypted", [("archive", ("a.zip", tampered(flag_bits=1)))], {}),
+        (422, "deflate", [("archive", ("a.zip", tampered(compress_type=zipfile.ZIP_BZIP2)))], {}),
+        (422, "damaged", [("archive", ("a.zip", tampered(compress_type=zipfile.ZIP_STORED)))], {}),
+        (422, "damaged", [("archive", ("a.zip", tampered(CRC=1)))], {}),
+        (422, "", [("archive", ("a.zip", tampered(file_size=10)))], {}),
+        (422, "", [("archive", ("a.zip", tampered(header_offset=999_999)))], {}),
+    ],
+)
+async def test_teach_refuses_and_leaves_nothing(
+    model: Path, status: int, said: str, parts: Any, fields: dict[str, str]
+):
+    outside = sandbox.contents(model.parent)
+    async with serving(model, limits=LIMITS) as client:
+        body = {"files": parts or {"x": (None, "")}, "data": fields}
+        if not parts:
+            body = {"files": {name: (None, value) for name, value in fields.items()}}
+        assert said in error_of(await client.post("/tasks", **body), status)
+        assert uploads(model) == []
+        assert list((model / ".serve" / "jobs").glob("*")) == []
+        assert (await client.get("/jobs")).json() == []
+    inside = {f"model/.serve/{name}" for name in ("jobs.json", "lock")}
+    assert {name for name, _ in sandbox.contents(model.parent).items() ^ outside.items()} <= inside
+
+
+async def test_malformed_requests_are_refused(model: Path):
+    async with serving(model, limits=LIMITS) as client:
+        assert error_of(await client.post("/predict", json={}), 415)
+        assert error_of(await client.post("/predict"), 415)
+        kind = {"content-type": "multipart/form-data; boundary=xx"}
+        whole = b'--xx\r\ncontent-disposition: form-data; name="images"; filename="a"\r\n\r\nabc\r\n--xx--\r\n'
+        for length in range(len(whole) - 4):
+            assert (await client.post("/predict", content=whole[:length], headers=kind)).status_code in (400, 422), (
+                length
+            )
+        assert error_of(await client.post("/predict", content=b"garbage", headers=kind), 400)
+        assert error_of(await client.post("/predict?top_k=0", files={"images": SMALL}), 422)
+        assert error_of(await client.post("/predict?top_k=x", files={"images": SMALL}), 422)
+        assert error_of(await client.get("/nothing"), 404)
+        assert error_of(await client.get("/predict"), 405)
+        assert error_of(await client.get("/static/../app.py"), 404)
+        assert error_of(await client.get("/static/%2e%2e/app.py"), 404)
+        assert error_of(await client.delete("/tasks/first"), 422)
+        assert error_of(await client.get("/jobs/99999999999999999999"), 404)
+
+
+async def test_slow_and_crowding_clients_are_refused(model: Path):
+    async def slowly() -> AsyncIterator[bytes]:
+        yield b"--xx\r\n"
+        await asyncio.sleep(5)
+
+    kind = {"content-type": "multipart/form-data; boundary=xx"}
+    async with serving(model, limits=Limits(body_seconds=0.1)) as client:
+        assert error_of(await client.post("/predict", content=slowly(), headers=kind), 408)
+    async with serving(model, limits=Limits(memory_bytes=100)) as client:
+        reply = await client.post("/predict", files={"images": SMALL * 9})
+        assert "memory" in error_of(reply, 429)
+        assert client.service._held == 0
+    async with serving(model, limits=Limits(queued_images=1)) as client:
+        reply = await client.post("/predict", files=[("images", ("a.png", SMALL))] * 2)
+        assert "to answer" in error_of(reply, 429)
+        assert int(reply.headers["retry-after"]) > 0
+        assert (await client.post("/predict", files={"images": SMALL})).status_code == 200
+
+
+async def test_token_host_and_origin(model: Path):
+    shown = {"authorization": f"Bearer {TOKEN}"}
+    async with serving(model, rules=Rules(local=True, token=TOKEN)) as client:
+        for method, path in (
+            ("GET", "/model"),
+            ("POST", "/predict"),
+            ("POST", "/tasks"),
+            ("DELETE", "/tasks/1"),
+            ("GET", "/jobs"),
+        ):
+            for headers in (
+                {},
+                {"authorization": "Bearer wrong"},
+                {"authorization": TOKEN},
+                {"authorization": "Bearer ü".encode()},
+            ):
+                reply = await client.request(method, path, headers=headers)
+                assert "token" in error_of(reply, 401)
+                assert reply.headers["www-authenticate"] == "Bearer"
+        reply = await client.get("/model", headers=shown)
+        assert reply.json()["token_required"] is True
+        assert (await client.post("/predict", files={"images": SMALL}, headers=shown)).status_code == 200
+        for path in ("/", "/healthz", "/docs", "/openapi.json", "/static/app.js"):
+            assert (await client.get(path)).status_code == 200, path
+    async with serving(model) as client:
+        assert (await client.get("/model")).json()["token_required"] is False
+        for host in ("evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", "", "[::1", "192.168.0.1"):
+            assert error_of(await client.get("/model", headers={"host": host}), 421)
+        for host in ("localhost:8000", "[::1]:80", "127.0.0.1"):
+            assert (await client.get("/model", headers={"host": host})).status_code == 200
+        for headers in (
+            {"origin": "https://evil.example"},
+            {"origin": "null"},
+            {"sec-fetch-site": "cross-site"},
+            {"origin": "//["},
+        ):
+            assert (await client.post("/predict", files={"images": SMALL}, headers=headers)).status_code in (400, 403)
+        reply = await client.post("/predict", files={"images": SMALL}, headers={"origin": HERE})
+        assert reply.status_code == 200
+        assert not [name for name in reply.headers if name.startswith("access-control")]
+        assert reply.headers["x-content-type-options"] == "nosniff"
+        assert "default-src 'self'" in reply.headers["content-security-policy"]
+
+
+def test_other_addresses_need_a_token(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("DUALPROMPT_TOKEN", raising=False)
+    for host in ("127.0.0.1", "::1", "localhost"):
+        assert rules_for(host, None) == Rules(True, None)
+    for host in ("0.0.0.0", "::", "192.168.0.1", "example.org"):
+        with pytest.raises(DualPromptError, match="token"):
+            rules_for(host, None)
+        assert rules_for(host, TOKEN) == Rules(False, TOKEN)
+    with pytest.raises(DualPromptError, match="at least 16"):
+        rules_for("0.0.0.0", "short")
+    monkeypatch.setenv("DUALPROMPT_TOKEN", TOKEN)
+    assert rules_for("0.0.0.0", None) == Rules(False, TOKEN)
+
+
+async def test_pages_load_nothing_from_elsewhere(model: Path):
+    async with serving(model) as client:
+        for path in ("/", "/docs", "/static/app.js", "/static/style.css"):
+            text = (await client.get(path)).text.replace("http://www.w3.org/", "")
+            assert "http://" not in text, path
+            assert "https://" not in text, path
+        schema = (await client.get("/openapi.json")).json()
+        assert {"/predict", "/model", "/tasks", "/jobs/{job}", "/tasks/{task}", "/healthz", "/metrics"} <= set(
+            schema["paths"]
+        )
+        assert (await client.get("/healthz")).json()["status"] == "ok"
+
+
+async def test_metrics_name_routes_and_never_what_clients_make_up(world: World, model: Path):
+    async with serving(model) as client:
+        await client.post("/predict", files=files(pictures(world, "ash", "test")[0]))
+        for path in ("/jobs/7", "/jobs/8", "/secret", "/other"):
+            await client.get(path)
+        text = (await client.get("/metrics")).text
+    assert 'dualprompt_requests_total{method="POST",route="/predict",status="200"} 1.0' in text
+    assert 'dualprompt_requests_total{method="GET",route="/jobs/{job}",status="404"} 2.0' in text
+    assert 'dualprompt_requests_total{method="GET",route="other",status="404"} 2.0' in text
+    assert 'dualprompt_request_seconds_count{route="/predict"} 1.0' in text
+    assert 'dualprompt_model_info{version="' in text
+    assert 'dualprompt_jobs{state="running"} 0.0' in text
+    assert "dualprompt_queue_images 0.0" in text
+
+
+async def test_full_disk_during_an_upload_is_said_and_leaves_nothing(model: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    async with serving(model) as client:
+        with monkeypatch.context() as patch:
+            patch.setattr("dualprompt.serve.uploads._Assembler._data", full)
+            reply = await client.post("/tasks", files=named("a/1.png"))
+        assert "disk is full" in error_of(reply, 507)
+        assert uploads(model) == []
+        assert (await client.post("/predict", files={"images": SMALL})).status_code == 200
+
+
+async def test_only_one_server_for_a_model(model: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("dualprompt.serve.model.LOCK_SECONDS", 0.1)
+    first = ServedModel(model, "cpu")
+    with pytest.raises(DualPromptError, match="served already"):
+        ServedModel(model, "cpu")
+    first.close()
+    ServedModel(model, "cpu").close()
+
+
+def prepare_job(world: World, model: Path, *names: str, epochs: int = 1) -> tuple[Path, int]:
+    """Put a job on record as a server does, and stop before it runs; return its folder and id."""
+
+    async def prepare() -> tuple[Path, int]:
+        served = ServedModel(model, "cpu")
+        jobs = Jobs(served, Limits(), _nothing)
+        async with jobs.room() as folder:
+            found = []
+            for name in names:
+                for path in pictures(world, name):
+                    copy = folder / "images" / f"{len(found):06}.png"
+                    shutil.copy(path, copy)
+                    found.append(Picture(name, f"{name}/{path.name}", copy))
+            job = jobs.add(folder, found, "third", epochs, False)
+        job.state, job.attempts = "running", 1
+        jobs._save()
+        served.close()
+        return folder, job.id
+
+    return asyncio.run(prepare())
+
+
+async def _nothing() -> None:
+    pass
+
+
+def _teach(model: str, job: str, log: str, at: int) -> None:
+    """Learn a job; SIGKILL hits right before the `at`-th change to the model's files."""
+    import torch
+
+    from dualprompt.serve.teach import Reporter, teach
+
+    torch.set_num_threads(1)
+    changes: list[str] = []
+
+    def count(event: str, details: tuple[Any, ...]) -> None:
+        if event not in ("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.symlink", "os.link"):
+            return
+        path = str(details[0])
+        if not path.startswith(model) or (event == "open" and details[1] in (None, "r", "rb")):
+            return
+        if "/images/" in path or "/work/" in path:
+            return
+        changes.append(f"{event} {path}")
+        if len(changes) == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(count)
+    with open(os.devnull, "w") as nowhere:  # noqa: PTH123
+        teach(Path(model), Path(job), Reporter(nowhere))
+    Path(log).write_text("\n".join(changes))
+
+
+def teach_until(model: Path, job: Path, log: Path, at: int) -> int:
+    """Learn in a process of its own; return its exit code."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(sandbox.PRELOADED)
+    process = context.Process(target=_teach, args=(str(model), str(job), str(log), at))
+    process.start()
+    process.join(60)
+    assert process.exitcode is not None
+    return process.exitcode
+
+
+def test_killed_at_any_change_to_the_model_the_next_server_finds_the_old_or_the_new(
+    world: World, saved: Path, tmp_path: Path
+):
+    complete = tmp_path / "complete"
+    shutil.copytree(saved, complete)
+    folder, _ = prepare_job(world, complete, "elm")
+    assert teach_until(complete, folder, tmp_path / "log", -1) == 0
+    changes = (tmp_path / "log").read_text().split("\n")
+    assert len(changes) > 3
+    old, new = ("ash", "birch", "cedar"), ("ash", "birch", "cedar", "elm")
+    probe = [path for name in old for path in pictures(world, name, "test")]
+    expected = ContinualLearner.load(saved, "cpu").predict(probe)
+    outcomes = []
+    for at in range(1, len(changes) + 1):
+        model = tmp_path / f"model-{at}"
+        shutil.copytree(saved, model)
+        folder, number = prepare_job(world, model, "elm")
+        assert teach_until(model, folder, tmp_path / "log", at) == -signal.SIGKILL, changes[at - 1]
+
+        async def restart(model: Path = model, number: int = number) -> tuple[Any, ...]:
+            served = ServedModel(model, "cpu")
+            jobs = Jobs(served, Limits(), _nothing)
+            jobs._recover()
+            found = (tuple(served.learner.classes), jobs.jobs[number].state, served.learner.predict(probe))
+            served.close()
+            return found
+
+        classes, state, answers = asyncio.run(restart())
+        assert (classes, state) in ((old, "queued"), (new, "done")), changes[at - 1]
+        if classes == old:
+            assert [answer.to_dict() for answer in answers] == [answer.to_dict() for answer in expected]
+            assert (folder / "lesson.json").exists()
+        else:
+            assert not folder.exists()
+        outcomes.append(state)
+    assert outcomes == sorted(outcomes, reverse=True)  # "queued" until the switch, "done" from then on
+    assert outcomes[0] == "queued"
+
+
+@contextlib.contextmanager
+def server(model: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """Run the installed command; yield its address and process."""
+    command = [COMMAND, "serve", str(model), "--port", "0", "--json", "--device", "cpu"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    try:
+        assert process.stdout
+        text = "".join(iter(process.stdout.readline, "}\n")) + "}"
+        yield json.loads(text)["url"], process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_killed_server_takes_the_job_up_again(world: World, model: Path):
+    with server(model) as (address, process), httpx.Client(base_url=address, timeout=60) as client:
+        reply = client.post("/tasks", files=lesson(world, "elm"), data={"epochs": "3"})
+        job = reply.json()["id"]
+        until(lambda: client.get(f"/jobs/{job}").json()["state"] == "running")
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert uploads(model)
+    with server(model) as (address, _), httpx.Client(base_url=address, timeout=60) as client:
+        assert client.post("/predict", files=files(pictures(world, "ash", "test")[0])).status_code == 200
+        until(lambda: client.get(f"/jobs/{job}").json()["state"] == "done")
+        assert client.get("/model").json()["classes"] == ["ash", "birch", "cedar", "elm"]
+    assert uploads(model) == []
+
+
+def test_a_job_interrupted_too_often_fails_and_its_images_go(world: World, model: Path):
+    folder, number = prepare_job(world, model, "elm")
+    record = model / ".serve" / "jobs.json"
+    found = json.loads(record.read_text())
+    found["jobs"][0]["attempts"] = 2
+    record.write_text(json.dumps(found))
+    stray = folder.with_name("000099")
+    (stray / "images").mkdir(parents=True)
+    (stray / "images" / "a.png").write_bytes(SMALL)
+
+    async def restart() -> Any:
+        served = ServedModel(model, "cpu")
+        jobs = Jobs(served, Limits(), _nothing)
+        jobs._recover()
+        served.close()
+        return jobs.jobs[number]
+
+    job = asyncio.run(restart())
+    assert (job.state, job.images) == ("failed", 6)
+    assert "interrupted" in job.error
+    assert uploads(model) == []
+    record.write_text("{")
+    asyncio.run(contextlib.aclosing(_opened(model)).__aenter__())
+
+
+async def _opened(model: Path) -> AsyncIterator[None]:
+    yield
+
+
+def until(done: Any, seconds: float = 60) -> None:
+    """Wait until something is so."""
+    for _ in range(int(seconds / 0.05)):
+        if done():
+            return
+        time.sleep(0.05)
+    raise AssertionError("it never came")
+
+
+def test_the_command_refuses_clearly(model: Path, tmp_path: Path):
+    assert "token" in sandbox.call("serve", model, "--host", "0.0.0.0").error
+    assert "--port" in sandbox.call("serve", model, "--port", "70000").error
+    assert "nothing" in sandbox.call("serve", tmp_path / "nothing", "--port", "0").error
+
+
+def test_limits_are_all_used():
+    source = "".join(path.read_text() for path in (Path(__file__).parents[1] / "src/dualprompt/serve").glob("*.py"))
+    unused = [name for name in vars(Limits()) if f"limits.{name}" not in source]
+    assert unused == []
+    assert replace(Limits(), epochs=1).epochs == 1
