@@ -33,6 +33,8 @@ examples:
   dualprompt eval runs/cifar --selection query,batch_vote,oracle
   dualprompt table main --benchmark mini --seeds 3         every method, beside the paper's numbers
   dualprompt sweep mini --methods dualprompt,frozen-head   learning rates, on validation images
+  dualprompt study ablation mini                           one of the paper's studies, with its figures
+  dualprompt report runs/cifar                             one HTML page about a run, several, or a study
   dualprompt list methods
   dualprompt bench --quick
   dualprompt data get cifar100
@@ -90,11 +92,13 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     options, unknown = build_parser().parse_known_args(rest)
     if unknown:
         flags = [flag for flag in unknown if flag.startswith("-")]
-        if not flags or options.do not in (do_run, do_sweep, do_table, do_learn):
+        if not flags or options.do not in TAKES_OVERRIDES:
             raise DualPromptError(f"unknown argument '{unknown[0]}'; see dualprompt --help")
         raise DualPromptError(f"unknown option '{flags[0]}'; {nearest_option(flags[0], options.command)}")
-    if overrides and options.do not in (do_run, do_sweep, do_table, do_learn):
-        raise DualPromptError(f"'--{next(iter(overrides))}' only goes with `dualprompt run`, `sweep`, `table` and `learn`")
+    if overrides and options.do not in TAKES_OVERRIDES:
+        raise DualPromptError(
+            f"'--{next(iter(overrides))}' only goes with `dualprompt run`, `sweep`, `table` and `learn`"
+        )
     options.overrides = overrides
     return options
 
@@ -229,6 +233,17 @@ def build_parser() -> Parser:
     sweep.add_argument("--out", type=Path, help="folder for sweep.md and sweep.json (default: RUNS/sweep-PRESET)")
     add_store(sweep)
 
+    add_study(command("study", do_study, "carry out one of the paper's studies, reusing finished runs", STUDY_EXAMPLES))
+
+    report = command("report", do_report, "write one HTML page about runs and studies, with figures as SVG and CSV")
+    report.add_argument(
+        "paths", type=Path, nargs="+", metavar="PATH", help="directory of a run, of several, or of a study"
+    )
+    report.add_argument("--out", type=Path, help="the HTML file (default: report.html in the first directory)")
+
+    compare = command("compare", do_compare, "show two runs side by side")
+    compare.add_argument("runs", type=Path, nargs=2, metavar="RUN")
+
     listing = command("list", do_list, "list what there is")
     listing.add_argument("what", choices=("methods", "benchmarks", "backbones", "presets"))
 
@@ -325,7 +340,7 @@ stays.
 examples:
   dualprompt learn my-model photos/january
   dualprompt learn my-model photos/february --name "February" --epochs 10
-  dualprompt learn other-model photos/january --backbone dinov2-small --method.e_length 10 --train.lr 0.002
+  dualprompt learn other-model photos/january --backbone dinov2-s14 --method.e_length 10 --train.lr 0.002
 """
 
 PREDICT = """\
@@ -396,6 +411,35 @@ examples:
   dualprompt serve my-model
   curl -F images=@cat.jpg http://127.0.0.1:8000/predict
   DUALPROMPT_TOKEN=$(openssl rand -hex 16) dualprompt serve my-model --host 0.0.0.0
+"""
+
+
+def add_study(command: Parser) -> None:
+    """Add the options of a study."""
+    from dualprompt.studies import STUDIES
+
+    command.add_argument("name", metavar="NAME", help=", ".join(STUDIES))
+    command.add_argument("preset", nargs="?", default="mini", help="a preset or a YAML file (default: %(default)s)")
+    command.add_argument("--seeds", type=int, help="how many seeds (default: 1 for searches, 3 for comparisons)")
+    command.add_argument("--seed", type=int, help="first seed (default: 0)")
+    command.add_argument("--budget", type=int, help="settings that each sweep of a search may try; auto: runs in all")
+    command.add_argument("--buffers", help="buffer sizes of study buffers, with commas")
+    command.add_argument("--methods", help="methods of study buffers, with commas")
+    command.add_argument("--out", type=Path, help="folder for table and figures (default: RUNS/study-NAME-PRESET)")
+    add_store(command)
+
+
+STUDY_EXAMPLES = """\
+Searches are judged on images held out of the training images; only what was chosen is run on the test images, in the
+end. Finished runs are reused, interrupted ones continued, failed ones tried again: give the same command once more.
+On mini, studies use fewer images and settings, and take minutes; on the other presets they are as in the paper.
+
+examples:
+  dualprompt study positions
+  dualprompt study ablation split-cifar100 --backbone embedded --seeds 3 --jobs 2
+  dualprompt study lengths split-imagenet-r --json
+  dualprompt study auto mini --budget 20 --seeds 2
+  dualprompt study buffers mini --methods er,dualprompt,l2p --buffers 50,200
 """
 
 TABLE_EXAMPLES = """\
@@ -569,25 +613,16 @@ def do_eval(options: argparse.Namespace) -> None:
 
 def runs_in(folder: Path) -> list[Run]:
     """Return the finished runs of a folder: one, or those of its group."""
-    from dualprompt.training import group
-    from dualprompt.training.run import Run
+    from dualprompt.studies.publish import finished_runs
 
-    refuse_other_folders(folder)
-    runs = [Run(folder / member.folder) for member in group.members_of(folder)]
-    if not all(run.finished for run in runs):
-        resume = f"dualprompt resume {shlex.quote(str(folder))}"
-        raise DualPromptError(f"run {folder} is not finished; continue it with: {resume}")
-    return runs
+    return finished_runs(folder)
 
 
 def refuse_other_folders(folder: Path) -> None:
     """Refuse a folder that holds no run."""
-    from dualprompt.training import group
+    from dualprompt.studies import publish
 
-    if not folder.exists():
-        raise DualPromptError(f"{folder} does not exist; give the directory of a run")
-    if not group.is_run(folder):
-        raise DualPromptError(f"{folder} is not a run directory (it has no manifest.json)")
+    publish.refuse_other_folders(folder)
 
 
 def do_show(options: argparse.Namespace) -> None:
@@ -648,6 +683,56 @@ def do_sweep(options: argparse.Namespace) -> None:
     told = f"also in {folder / 'sweep.md'} and sweep.json; the winners, to put below recipes.{recipe}:\n{lines}"
     emit(options, value, fitting_sheet(sheet), told)
     store.complain([each.obtained for each in tries])
+
+
+def do_study(options: argparse.Namespace) -> None:
+    """Carry out a study, and print its tables and its finding."""
+    from dualprompt.console import Terminal
+    from dualprompt.files import runs_root
+    from dualprompt.studies import results, store, study
+
+    chosen = study.load(options.name)
+    if options.budget is not None and not chosen.searches:
+        raise DualPromptError(f"study {chosen.name} searches nothing; leave --budget out")
+    if chosen.name != "buffers" and (options.buffers or options.methods):
+        raise DualPromptError(f"--buffers and --methods are for study buffers, not {chosen.name}")
+    root = options.runs or runs_root()
+    mini = options.preset == "mini"
+    with Terminal() as terminal:
+        lab = study.Lab(
+            options.preset,
+            options.recipe,
+            many_overrides(options) | ({} if options.seed is None else {"seed": options.seed}),
+            chosen.seeds if options.seeds is None else options.seeds,
+            chosen.mini_budget if mini and options.budget is None else options.budget,
+            options.out or root / f"study-{chosen.name}-{Path(options.preset).stem}",
+            lambda configs: store.obtain(configs, root, terminal, options.jobs),
+            terminal,
+            tuple(sizes(options.buffers)),
+            tuple(names(options.methods)),
+            options.jobs,
+        )
+        outcome = chosen.run(lab)
+        value = results.publish(chosen, lab, outcome)
+    where = f"also in {lab.folder}; a page of it: dualprompt report {shlex.quote(str(lab.folder))}"
+    emit(options, value, *(fitting_sheet(sheet) for sheet in outcome.sheets), outcome.finding, where)
+    store.complain([each for row in outcome.rows for each in row.obtained])
+
+
+def do_report(options: argparse.Namespace) -> None:
+    """Write a page about runs and studies."""
+    from dualprompt.studies.report import report
+
+    path = report(options.paths, options.out)
+    emit(options, {"report": str(path)}, str(path))
+
+
+def do_compare(options: argparse.Namespace) -> None:
+    """Show two runs side by side."""
+    from dualprompt.studies import compare
+
+    value = compare.compare(*(runs_in(folder) for folder in options.runs))
+    emit(options, value, *(fitting_sheet(sheet) for sheet in compare.sheets(value)))
 
 
 def many_overrides(options: argparse.Namespace) -> dict[str, Any]:
@@ -982,6 +1067,9 @@ def do_data(options: argparse.Namespace) -> None:
             picture = options.out.with_name(f"{options.out.stem}-{dataset.name}{options.out.suffix}")
         summaries.append(gallery.summary(dataset) | {"gallery": str(gallery.gallery(dataset, picture))})
     emit(options, summaries[0] if len(summaries) == 1 else summaries, *(gallery.table(s) for s in summaries))
+
+
+TAKES_OVERRIDES = (do_run, do_sweep, do_study, do_table, do_learn)
 
 
 if __name__ == "__main__":

@@ -120,8 +120,7 @@ def export(learner: ContinualLearner, path: Path, to: str = "onnx", *, int8: boo
         raise DualPromptError(f"unknown format '{to}'; {nearest(to, FORMATS)}")
     if int8 and to != "onnx":
         raise DualPromptError(f"int8 only goes with the format 'onnx', not with '{to}'")
-    if not learner.classes:
-        raise DualPromptError("the model has not learned any class yet, there is nothing to export; teach it first")
+    learner.network()  # refuses to be exported before it knows anything
     if path.is_dir():
         raise DualPromptError(f"{path} is a folder; give the name of a file to export to")
     if to == "onnx":
@@ -241,6 +240,7 @@ def open_exported(path: Path, to: str = "onnx") -> Predictor:
 
 def sample(learner: ContinualLearner, folder: Path | None = None) -> Sample:
     """Return the images of a folder of class folders, or else coloured patches drawn at random."""
+    learner.network()  # a model that knows nothing has nothing to compare
     if folder is None:
         patches = np.random.default_rng(0).integers(0, 256, (RANDOM_IMAGES, 4, 4, 3), dtype=np.uint8)
         return Sample(list(patches))

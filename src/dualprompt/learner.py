@@ -97,7 +97,8 @@ class ContinualLearner:
     ) -> None:
         values: dict[str, Any] = {"method": {"name": method, **DEFAULTS.get(method, {})}, "train": RECIPE}
         for key, value in (options or {}).items():
-            values = merge(values, nested(key if key.startswith("train.") else f"method.{key}", value))
+            own = not key.startswith(("train.", "checkpoint."))
+            values = merge(values, nested(f"method.{key}" if own else key, value))
         self._set_up(values, backbone, input_size, device, seed)
 
     def _set_up(self, values: dict[str, Any], backbone: str, input_size: int | None, device: str, seed: int) -> None:
@@ -528,8 +529,11 @@ class ContinualLearner:
 
 
 def _trust(answer: Answer) -> float:
-    """Return how sure it is that an image shows one of the classes, 0 to 1: what the threshold is for."""
-    return answer.top[0].probability * max(answer.similarity, 0.0)
+    """Return how sure it is that an image shows one of the classes, 0 to 1: what the threshold is for.
+
+    Similarity stays what it was when new classes come, probability shrinks; its root shrinks by half as much.
+    """
+    return max(answer.similarity, 0.0) * answer.top[0].probability**0.5
 
 
 def _device(name: str) -> str:

@@ -38,7 +38,7 @@ def pixels_of(image: ImageLike, side: int, interpolation: str) -> np.ndarray:
             # A large JPEG is decoded at a half, a quarter or an eighth of its size, still twice what is needed.
             opened.draft(opened.mode, (2 * side, 2 * side))
         upright = as_rgb(ImageOps.exif_transpose(opened))
-        return np.asarray(upright.resize((side, side), Image.Resampling[interpolation.upper()]))
+        return np.array(upright.resize((side, side), Image.Resampling[interpolation.upper()]))
     except OSError as error:
         reason = error.strerror or "it is no image, or damaged"
         raise DualPromptError(f"{named(image)} cannot be read: {reason}") from error

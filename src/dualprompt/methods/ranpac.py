@@ -6,7 +6,7 @@ is the projection and the closed-form classifier on the same frozen features as 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
 import torch
@@ -41,6 +41,7 @@ class RanPAC(FrozenHead):
     Config = RanPACConfig
     summary = "random projection of frozen features and ridge regression; no training"
     grid: ClassVar[Grid] = {"method.projection": (2000, 1000, 500, 4000)}
+    of_task: ClassVar[Mapping[str, int | None]] = {**FrozenHead.of_task, "ridge.sums": 1}
     config: RanPACConfig
     projection: Tensor
 

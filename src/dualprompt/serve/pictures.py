@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import shutil
 import stat
@@ -19,8 +20,6 @@ from dualprompt.data.cache import FORMATS
 from dualprompt.data.folder import EXTENSIONS
 from dualprompt.serve.limits import MEGABYTE, Limits, Refusal
 
-# Pillow knows formats that start other programs (EPS) or are hardly ever photos; nobody can reach those through us.
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 DIRECTORY_BYTES = 16 * MEGABYTE
 END_OF_DIRECTORY = b"PK\x05\x06"
 END_OF_ZIP64 = b"PK\x06\x07"
@@ -94,7 +93,9 @@ def unpack(archive: Path, folder: Path, limits: Limits) -> list[Picture]:
             _check_directory(file, limits)
             with zipfile.ZipFile(file) as opened:
                 return list(_unpacked(opened, folder, limits))
-    except DAMAGE as error:
+    except (*DAMAGE, OSError) as error:
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # EINVAL: a place before the archive's beginning
+            raise
         raise Refusal(422, f"the archive is damaged or no zip ({error})") from None
 
 

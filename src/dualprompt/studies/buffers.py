@@ -32,7 +32,7 @@ def run(lab: Lab) -> Outcome:
     groups = [*curves.values(), list(levels.values())]
     return Outcome(
         _sentence(curves, levels["dualprompt"], sizes),
-        (table(f"buffers: {about(rows)}", "method", groups, remarks=[]),),
+        (table(f"buffers: {about(rows)}", "method", groups),),
         {"buffers": _picture(curves, levels, sizes)},
         tuple(rows),
     )
@@ -51,9 +51,9 @@ def _sentence(curves: dict[str, list[Row]], dualprompt: Row, sizes: Sequence[int
         told.append(f"{name} reaches it with {enough[0]}" if enough else f"{name} not even with {sizes[-1]}")
     verdict = "holds" if falls == len(curves) else f"holds for {falls} of {len(curves)} methods"
     return (
-        f"DualPrompt, without a buffer, has A = {level:.2f} ({counted(len(dualprompt.results), 'seed')}); of images kept, "
-        f"{', '.join(told)}. The paper's finding that rehearsal loses accuracy as its buffer shrinks {verdict} here; "
-        "there they need about 5000 images of Split ImageNet-R to close the gap."
+        f"DualPrompt, without a buffer, has A = {level:.2f} ({counted(len(dualprompt.results), 'seed')}); of images "
+        f"kept, {', '.join(told)}. The paper's finding that rehearsal loses accuracy as its buffer shrinks {verdict} "
+        "here; there they need about 5000 images of Split ImageNet-R to close the gap."
     )
 
 

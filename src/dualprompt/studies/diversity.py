@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch.nn.functional as F
 
+from dualprompt.config import BenchmarkConfig
 from dualprompt.data.gallery import gallery
 from dualprompt.data.sources import GROUPS, Dataset, Split
 from dualprompt.data.stream import load_dataset
@@ -54,10 +55,10 @@ def run(lab: Lab) -> Outcome:
     ranked = sorted(spreads, key=lambda spread: spread.within)
     between = _between(np.stack(means))
     mean = float(np.mean([spread.within for spread in spreads]))
-    _show(config.benchmark.dataset, config.benchmark.root, config.benchmark.test_share, ranked, lab.folder / FILE)
+    caption = _show(config.benchmark, [spread.name for spread in ranked], lab.folder / FILE)
     sentence = (
-        f"Two training images of one class of {config.benchmark.name} have a mean cosine of {mean:.2f} in this backbone's "
-        f"features, two of different classes {between:.2f}; the most diverse class is {ranked[0].name} "
+        f"Two training images of one class of {config.benchmark.name} have a mean cosine of {mean:.2f} in this "
+        f"backbone's features, two of different classes {between:.2f}; the most diverse class is {ranked[0].name} "
         f"({ranked[0].within:.2f}). The paper shows the diversity of Split ImageNet-R by examples only, so there is no "
         "number of its own to hold this against."
     )
@@ -68,13 +69,16 @@ def run(lab: Lab) -> Outcome:
         tuple(tuple((s.name, s.task, str(s.images), f"{s.within:.3f}") for s in group) for group in shown),
         ("the most diverse classes" + (", and the three least diverse" if len(shown) > 1 else ""),),
     )
-    line = Line("", list(map(float, range(1, len(ranked) + 1))), [spread.within for spread in ranked])
-    level = Line("different classes", [1.0], [between], level=True)
+    places = [float(place) for place in range(1, len(ranked) + 1)]
     picture = Lines(
-        "diversity inside classes", "classes, the most diverse first", "mean cosine", [replace(line, name="same class"), level],
-        whole=False,
-    )  # fmt: skip
-    caption = f"training images of the {min(SHOWN, len(ranked))} most diverse classes"
+        "how alike the images of a class are",
+        "classes, the most diverse first",
+        "mean cosine",
+        [
+            Line("same class", places, [spread.within for spread in ranked]),
+            Line("different classes", [1.0], [between], level=True),
+        ],
+    )
     return Outcome(sentence, (sheet,), {"diversity": picture}, photos={FILE: caption})
 
 
@@ -85,20 +89,20 @@ def _between(means: np.ndarray) -> float:
     return float((total @ total - (means**2).sum()) / (count * (count - 1)))
 
 
-def _show(names: str | list[str], root: str | None, test_share: float, ranked: list[Spread], path: Path) -> None:
-    """Draw the gallery of the most diverse classes, which may belong to several datasets."""
-    listed = names if isinstance(names, list) else GROUPS.get(names, (names,))
-    datasets = [load_dataset(name, Path(root) if root else None, test_share) for name in listed]
-    wanted = [spread.name for spread in ranked]
-    owner = {}
-    for name, dataset in zip(listed, datasets, strict=True):
+def _show(benchmark: BenchmarkConfig, ranked: list[str], path: Path) -> str:
+    """Draw the gallery of the dataset that has the most diverse class; return what it shows."""
+    given = benchmark.dataset
+    names = given if isinstance(given, list) else GROUPS.get(given, (given,))
+    root = Path(benchmark.root) if benchmark.root else None
+    owners: dict[str, tuple[Dataset, int]] = {}
+    for name in names:
+        dataset = load_dataset(name, root, benchmark.test_share)
         for label, class_name in enumerate(dataset.classes):
-            owner.setdefault(class_name, (dataset, label))
-            owner[f"{name}/{class_name}"] = (dataset, label)
-    # A picture is of one dataset: that of the most diverse class.
-    dataset = owner[wanted[0]][0]
-    labels = [owner[name][1] for name in wanted if owner[name][0] is dataset][:SHOWN]
+            owners |= {class_name: (dataset, label), f"{name}/{class_name}": (dataset, label)}  # as streams say it
+    dataset = owners[ranked[0]][0]
+    labels = [owners[name][1] for name in ranked if owners[name][0] is dataset][:SHOWN]
     gallery(_only(dataset, labels), path, side=72)
+    return f"training images of the most diverse classes of {dataset.name}"
 
 
 def _only(dataset: Dataset, labels: list[int]) -> Dataset:

@@ -8,7 +8,7 @@ from dualprompt.studies import paper
 from dualprompt.studies.pictures import Line, Lines
 from dualprompt.studies.positions import attached, e_layers, g_layers, sweeps
 from dualprompt.studies.study import Lab, Outcome, Row, Study, best
-from dualprompt.studies.words import about, difference, judged, span, table
+from dualprompt.studies.words import Published, about, judged, on_test, span, table
 
 Span = tuple[int, int]
 
@@ -46,22 +46,18 @@ def run(lab: Lab) -> Outcome:
     spans = around_g(g_at, lab.depth)[: lab.budget]
     g_rows = lab.search(f"span of G, E at {span(e_best)}", [attached(_layers(each), e_best) for each in spans])
     chosen = best(g_rows)
-    settings = [chosen.setting]
-    if paper.E_LAYERS[-1] <= lab.depth:
-        settings.append(attached(paper.G_LAYERS, paper.E_LAYERS))
-    tested = lab.test(list({setting.label: setting for setting in settings}.values()))
+    papers = attached(paper.G_LAYERS, paper.E_LAYERS) if lab.depth >= paper.E_LAYERS[-1] else None
+    tested, outcome = on_test(lab, chosen.setting, papers)
     more = [name for name, layers in (("E", e_layers(chosen)), ("G", g_layers(chosen))) if len(layers) > 1]
+    holds = "holds" if len(more) == 2 else f"holds for {more[0]} only" if more else "does not hold"
     sentence = (
         f"On validation images the best spans are E {span(e_best)} and G {span(g_layers(chosen))}; the paper: "
-        f"E {span(paper.E_LAYERS)} and G {span(paper.G_LAYERS)}. Its finding that several layers beat the best single one "
-        f"{ {0: 'does not hold', 1: f'holds for {more[0] if more else None} only', 2: 'holds'}[len(more)] } here."
+        f"E {span(paper.E_LAYERS)} and G {span(paper.G_LAYERS)}. Its finding that several layers beat the best single "
+        f"one {holds} here.{outcome}"
     )
-    if len(tested) > 1 and (gap := difference(*tested)):
-        sentence += f" On the test images the choice differs from the paper's by {gap}."
-    published = {f"G none, E {_name(ends)}": (value, None) for ends, value in paper.E_SPANS.items()}
+    published: dict[str, Published] = {f"G none, E {_name(ends)}": (a, None) for ends, a in paper.E_SPANS.items()}
     if e_best == paper.E_LAYERS:
-        beside = f"E {span(e_best)}"
-        published |= {f"G {_name(ends)}, {beside}": (value, None) for ends, value in paper.G_SPANS.items()}
+        published |= {f"G {_name(ends)}, E {span(e_best)}": (a, None) for ends, a in paper.G_SPANS.items()}
     known = published if any(row.setting.label in published for row in (*e_rows, *g_rows)) else None
     return Outcome(
         sentence,

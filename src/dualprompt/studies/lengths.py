@@ -9,7 +9,7 @@ from dualprompt.errors import DualPromptError
 from dualprompt.studies import paper
 from dualprompt.studies.pictures import Grid
 from dualprompt.studies.study import Lab, Outcome, Row, Setting, Study, best
-from dualprompt.studies.words import about, difference, judged, table
+from dualprompt.studies.words import about, difference, judged, on_test, table
 
 
 def setting(g_length: int, e_length: int) -> Setting:
@@ -31,7 +31,7 @@ def run(lab: Lab) -> Outcome:
     lengths = tried(lab.budget)
     rows = lab.search("grid", [setting(g, e) for g in lengths for e in lengths])
     chosen, papers = best(rows), setting(paper.G_LENGTH, paper.E_LENGTH)
-    tested = lab.test([chosen.setting, papers] if chosen.setting != papers else [papers])
+    tested, outcome = on_test(lab, chosen.setting, papers)
     theirs = next(row for row in rows if row.setting == papers)
     finished = [row for row in rows if row.results]
     sentence = (
@@ -43,9 +43,7 @@ def run(lab: Lab) -> Outcome:
     else:
         place = 1 + sum((row.mean() or 0) > (theirs.mean() or 0) for row in finished)
         gap = difference(theirs, chosen)
-        sentence += f"comes in place {place}, {gap}: its finding does not hold here."
-        if len(tested) > 1 and (gap := difference(*tested)):
-            sentence += f" On the test images the choice differs from the paper's by {gap}."
+        sentence += f"comes in place {place}, {gap}: its finding does not hold here.{outcome}"
     return Outcome(
         sentence,
         (table(f"lengths: {about(rows)}", "lengths", [rows, tested], marked=[chosen]),),

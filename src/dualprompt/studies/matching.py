@@ -10,7 +10,7 @@ from dualprompt.studies import figures, paper
 from dualprompt.studies.sheet import Column, Sheet
 from dualprompt.studies.study import Lab, Outcome, Row, Setting, Study
 from dualprompt.studies.tables import over_seeds
-from dualprompt.studies.words import Difference, about, judged
+from dualprompt.studies.words import Difference, about, judged, whose
 from dualprompt.training import group
 from dualprompt.training.evaluate import evaluate_again
 from dualprompt.training.run import Run
@@ -34,9 +34,9 @@ def run(lab: Lab) -> Outcome:
     theirs = oracle[1] - query[1]
     near = "holds here" if gap.mean <= theirs else "does not hold here"
     sentence = (
-        f"A perfect match changes accuracy by {gap}, while queries find the right task for {right:.1f} % of the images; "
-        f"the paper: {theirs:+.2f} at {query[0]:.1f} % on {paper.SEARCHED_ON}. Its finding that accuracy stays close to "
-        f"that of a perfect match {near}."
+        f"A perfect match changes accuracy by {gap}, while queries find the right task for {right:.1f} % of the "
+        f"images; the paper: {theirs:+.2f} at {query[0]:.1f} % on {paper.SEARCHED_ON}. Its finding that accuracy stays "
+        f"close to that of a perfect match {near}."
     )
     labelled = [result | {"label": TITLES[name]} for name, results in judgements.items() for result in results]
     pictures: dict[str, Any] = {"accuracy": figures.curves(labelled)[0]}
@@ -62,7 +62,6 @@ def perfect(lab: Lab, row: Row) -> list[dict[str, Any]]:
 
 def _sheet(rows: list[Row], judgements: dict[str, list[dict[str, Any]]]) -> Sheet:
     keys = ("matching_accuracy", "average_accuracy", "forgetting")
-    whose = f"\n({paper.SEARCHED_ON}, {paper.BACKBONE_TITLE})"
     lines = []
     for name, results in judgements.items():
         ours = [over_seeds([result[key] for result in results]) for key in keys]
@@ -73,7 +72,7 @@ def _sheet(rows: list[Row], judgements: dict[str, list[dict[str, Any]]]) -> Shee
             Column("E-Prompt by", right=False),
             *(Column(heading) for heading in ("matching (%)", "A (%)", "F (%)")),
             Column("paper's matching (%)", lesser=True),
-            Column(f"paper's A (%){whose}"),
+            Column(f"paper's A (%){whose(paper.SEARCHED_ON)}"),
             Column("paper's F (%)", lesser=True),
         ),
         (tuple(lines),),

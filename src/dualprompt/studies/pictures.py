@@ -83,7 +83,8 @@ class Grid:
                     ax.text(column, row, text, ha="center", va="center", fontsize=8.5, color=colour)
         else:
             bar = ax.figure.colorbar(picture, ax=ax, label=self.unit, shrink=0.9)
-            bar.solids.set_rasterized(True)
+            if bar.solids is not None:
+                bar.solids.set_rasterized(True)  # 256 steps of colour are one picture, not 256 shapes
         from matplotlib.patches import Rectangle
 
         for row, column in self.framed:
@@ -223,11 +224,11 @@ def as_plain(picture: Picture) -> dict[str, Any]:
 
 def from_plain(values: dict[str, Any]) -> Picture:
     """Return the picture that `as_plain` wrote."""
-    rest = {key: value for key, value in values.items() if key != "kind"}
+    rest = {key: value for key, value in values.items() if key not in ("kind", "lines", "clouds")}
     if values["kind"] == "lines":
-        return Lines(**rest | {"lines": [Line(**line) for line in rest["lines"]]})
+        return Lines(lines=[Line(**line) for line in values["lines"]], **rest)
     if values["kind"] == "points":
-        return Points(**rest | {"clouds": [Cloud(**cloud) for cloud in rest["clouds"]]})
+        return Points(clouds=[Cloud(**cloud) for cloud in values["clouds"]], **rest)
     return Grid(**rest)
 
 

@@ -10,6 +10,7 @@ from dualprompt.errors import DualPromptError
 from dualprompt.studies.pictures import Cloud, Points
 from dualprompt.studies.sheet import Column, Sheet
 from dualprompt.studies.study import Lab, Outcome, Setting, Study
+from dualprompt.studies.tables import ABSENT, over_seeds
 from dualprompt.studies.words import about
 from dualprompt.training.run import Run
 
@@ -92,13 +93,12 @@ def run(lab: Lab) -> Outcome:
         holds = "holds" if far > 2 * near else "is seen, but less clearly" if far > near else "does not hold"
         sentence = (
             f"Between tasks E-Prompts lie {far:.2f} of their length apart and G-Prompts {near:.2f}, a ratio of "
-            f"{far / near if near else float('inf'):.1f}. The paper's finding that E-Prompts of different tasks are well "
-            f"separated while G hardly moves {holds} here."
+            f"{far / near if near else float('inf'):.1f}. The paper's finding that E-Prompts of different tasks are "
+            f"well separated while G hardly moves {holds} here."
         )
     lines = [
-        (kind, f"{getattr(every[0], kind[0].lower())[0].size:,}", f"{np.mean([v for v in values if v is not None]):.3f}")
-        for kind, values in (("E-Prompt", e), ("G-Prompt", g))
-        if any(value is not None for value in values)
+        (kind, f"{vectors[0].size:,}", ABSENT if values[0] is None else over_seeds(values))
+        for kind, vectors, values in (("E-Prompt", every[0].e, e), ("G-Prompt", every[0].g, g))
     ]
     sheet = Sheet(
         f"prompts: {about(rows)}",

@@ -2,18 +2,38 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from dualprompt.errors import DualPromptError
 from dualprompt.files import write_json, write_text
 from dualprompt.metrics import mean_and_deviation
 from dualprompt.studies import figures, tables
 from dualprompt.studies.pictures import save
-from dualprompt.training.group import BASELINE
+from dualprompt.training.group import BASELINE, is_run, members_of
 from dualprompt.training.run import Run
+
+
+def finished_runs(folder: Path) -> list[Run]:
+    """Return the finished runs of a folder: one, or those of its group."""
+    refuse_other_folders(folder)
+    runs = [Run(folder / member.folder) for member in members_of(folder)]
+    if not all(run.finished for run in runs):
+        resume = f"dualprompt resume {shlex.quote(str(folder))}"
+        raise DualPromptError(f"run {folder} is not finished; continue it with: {resume}")
+    return runs
+
+
+def refuse_other_folders(folder: Path) -> None:
+    """Refuse a folder that holds no run."""
+    if not folder.exists():
+        raise DualPromptError(f"{folder} does not exist; give the directory of a run")
+    if not is_run(folder):
+        raise DualPromptError(f"{folder} is not a run directory (it has no manifest.json)")
 
 
 def publish_run(run: Run) -> list[Path]:

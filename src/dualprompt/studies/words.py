@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dualprompt.metrics import mean_and_deviation
 from dualprompt.studies import paper
 from dualprompt.studies.sheet import Column, Sheet
-from dualprompt.studies.study import Row
+from dualprompt.studies.study import Lab, Row, Setting
 from dualprompt.studies.tables import ABSENT, over_seeds
 
 Published = tuple[float | None, float | None]  # accuracy and forgetting
@@ -47,6 +47,16 @@ def difference(row: Row, other: Row, key: str = "average_accuracy") -> Differenc
     return Difference(*mean_and_deviation(gaps), len(gaps)) if gaps else None
 
 
+def on_test(lab: Lab, chosen: Setting, papers: Setting | None) -> tuple[list[Row], str]:
+    """Run a search's choice and the paper's once on the test images; return both rows and a sentence on them.
+
+    There is no row of the paper's where the backbone has not the layers, and no sentence where there is one row.
+    """
+    rows = lab.test([chosen] if papers is None or chosen.options == papers.options else [chosen, papers])
+    gap = difference(rows[0], rows[1]) if len(rows) == 2 else None
+    return rows, "" if gap is None else f" On the test images the choice differs from the paper's by {gap}."
+
+
 def counted(count: int, noun: str) -> str:
     """Return a number with its noun."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
@@ -68,6 +78,11 @@ def about(rows: Sequence[Row]) -> str:
     return f"{config.benchmark.name}, {backbone}, recipe {config.train.recipe.removesuffix(', changed')}"
 
 
+def whose(source: str) -> str:
+    """Return the lines of a heading that say what the paper's numbers are of."""
+    return f"\n({source},\n{paper.BACKBONE_TITLE})" if source else ""
+
+
 def judged(rows: Sequence[Row]) -> str:
     """Return what rows were judged on, and how often."""
     benchmark = rows[0].obtained[0].config.benchmark
@@ -81,29 +96,31 @@ def table(
     title: str,
     heading: str,
     groups: Sequence[Sequence[Row]],
-    published: dict[str, Published] | None = None,
+    published: Mapping[str, Published] | None = None,
     source: str = "",
     marked: Sequence[Row] = (),
     remarks: Sequence[str] = (),
 ) -> Sheet:
     """Return rows as a table, in groups; `published` are the paper's numbers by the settings' labels."""
-    with_paper = bool(published)
-    whose = f"\n({source}, {paper.BACKBONE_TITLE})" if source else ""
+    theirs = [f"paper's A (%){whose(source)}", "paper's F (%)"] if published else []
+    if published and all(forgetting is None for _, forgetting in published.values()):
+        theirs.pop()
     columns = [Column(heading, right=False), Column("A (%)"), Column("F (%)"), Column("matching (%)", lesser=True)]
-    columns += [Column(f"paper's A (%){whose}"), Column("paper's F (%)", lesser=True)] if with_paper else []
+    columns += [Column(heading, lesser=number > 0) for number, heading in enumerate(theirs)]
     columns += [Column("", right=False)] if marked else []
     body = []
     for rows in groups:
         lines = []
         for row in rows:
-            theirs = (published or {}).get(row.setting.label, (None, None))
+            searched = len(groups) > 1 and row.part == "test"  # the paper's are of the search
+            numbers = (None, None) if searched else (published or {}).get(row.setting.label, (None, None))
             cells = [
                 row.setting.label,
                 over_seeds(row.numbers("average_accuracy")) if row.results else "failed",
                 over_seeds(row.numbers("forgetting")),
                 over_seeds(row.numbers("matching_accuracy")),
             ]
-            cells += [ABSENT if value is None else f"{value:.2f}" for value in theirs] if with_paper else []
+            cells += [ABSENT if value is None else f"{value:.2f}" for value in numbers[: len(theirs)]]
             cells += ["best" if any(row is each for each in marked) else ""] if marked else []
             lines.append(tuple(cells))
         body.append(tuple(lines))

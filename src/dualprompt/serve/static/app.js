@@ -6,6 +6,7 @@ const PARTS = ["classify", "teach", "model"];
 const PICTURE = /\.(jpe?g|png|webp|gif|bmp|tiff?|ppm)$/i;
 const AT_ONCE = 4; // pictures asked about at the same time; the server batches them
 const TOP = 5;
+const FEW = 5; // fewer pictures of a class than this, and none is held out to see how well it was learned
 const POLL = 600; // milliseconds between two looks at a job
 
 let model = null;
@@ -500,13 +501,13 @@ function classRow(one, index) {
       say(`Put together as ${wanted}.`);
     } else {
       one.name = wanted;
-      note.textContent = remark(one);
+      note.textContent = remark(wanted, one.files.length);
     }
   };
   const seen = index < 40 ? one.files.slice(0, 4) : []; // thumbnails of hundreds of classes would only keep it busy
   const thumbs = seen.map(() => make("canvas", { class: "mini", "aria-hidden": "true" }));
   thumbs.forEach((canvas, place) => (canvas.picture = seen[place]));
-  const note = span("remark", remark(one));
+  const note = span("remark", remark(one.name, one.files.length));
   const remove = button("quiet icon-button", `Remove ${one.name || "the unnamed class"}`, icon("cross"));
   remove.onclick = () => {
     lesson.classes.splice(index, 1);
@@ -521,7 +522,11 @@ function classRow(one, index) {
 }
 
 const known = (name) => model?.classes.includes(name) ?? false;
-const remark = (one) => (known(one.name) ? "It knows this class already" : "");
+
+function remark(name, pictures) {
+  if (known(name)) return "It knows this class already";
+  return pictures < FEW ? "Few pictures; more would help" : "";
+}
 
 function zipRows() {
   const { file, classes } = lesson.zip;
@@ -530,7 +535,7 @@ function zipRows() {
   const name = span("class-words", make("strong", {}, file.name));
   const head = make("li", {}, span("minis", icon("zip")), name, span("count", size(file.size)), remove);
   const rows = [...(classes ?? [])].map(([label, number]) => {
-    const words = span("class-words", label || "in no folder", span("remark", remark({ name: label })));
+    const words = span("class-words", label || "in no folder", span("remark", remark(label, number)));
     return make("li", { class: "inside" }, words, span("count", count(number, "picture")));
   });
   return [head, ...rows];
@@ -638,7 +643,7 @@ async function watch(id, begun) {
       $("job-message").textContent = "The server does not answer; trying again…";
     }
     if (job?.state === "failed") throw failure(job);
-    if (job?.state === "done") return taught(begun);
+    if (job?.state === "done") return taught(begun, job.task);
     if (job) {
       showJob(job.state === "queued" ? "Waiting for its turn" : "Learning", job.progress, told(job), begun);
       const now = Math.floor(4 * job.progress);
@@ -658,11 +663,10 @@ function failure({ error }) {
   return new Refusal(sentence(error) || "Learning failed.", /already/.test(error ?? "") ? 409 : 0);
 }
 
-async function taught(begun) {
+async function taught(begun, number) {
   sessionStorage.removeItem("job");
-  const before = new Set(model?.tasks.map((task) => task.id));
   await loadModel();
-  const task = model?.tasks.filter(({ id }) => !before.has(id)).at(-1);
+  const task = model?.tasks.find(({ id }) => id === number);
   const right = typeof task?.accuracy === "number" ? ` ${task.accuracy.toFixed(1)} % right on held-out pictures.` : "";
   const what = task ? `${task.name}: ${list(task.classes)}.` : "The new classes are known now.";
   showJob("Learned", 1, "", begun);

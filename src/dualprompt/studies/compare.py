@@ -1,0 +1,104 @@
+"""Two runs side by side: what differs in their configs, what they reached, and where on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dualprompt.studies.publish import combined
+from dualprompt.studies.sheet import Column, Sheet
+from dualprompt.studies.tables import ABSENT, METRICS, label
+from dualprompt.training.group import BASELINE
+from dualprompt.training.run import Run
+
+
+def compare(one: Sequence[Run], other: Sequence[Run]) -> dict[str, Any]:
+    """Compare the runs of two folders, each the mean over its seeds; baselines beside a method are left out."""
+    sides = [_side(runs) for runs in (one, other)]
+    first, second = (side["result"] for side in sides)
+    return {
+        "runs": [side["folder"] for side in sides],
+        "labels": [label(first), label(second)],
+        "seeds": [side["seeds"] for side in sides],
+        "config": _differences(*(side["config"] for side in sides)),
+        "metrics": {
+            key: {"values": [first[key], second[key]], "difference": _minus(second[key], first[key])}
+            for key, _ in METRICS
+        },
+        "accuracy_matrices": [first["accuracy_matrix"], second["accuracy_matrix"]],
+        "same_tasks": first["tasks"] == second["tasks"],
+    }
+
+
+def _side(runs: Sequence[Run]) -> dict[str, Any]:
+    main = [run for run in runs if run.config().method["name"] != BASELINE] or list(runs)
+    config = main[0].config().model_dump(mode="json", exclude={"seed"})
+    seeds = [run.config().seed for run in main]
+    folder = main[0].folder if len(main) == 1 else main[0].folder.parent
+    return {"folder": str(folder), "seeds": seeds, "config": _flat(config), "result": combined(main, folder)}
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
+def _differences(one: dict[str, Any], other: dict[str, Any]) -> dict[str, list[Any]]:
+    keys = dict.fromkeys((*one, *other))
+    return {key: [one.get(key), other.get(key)] for key in keys if one.get(key) != other.get(key)}
+
+
+def _minus(value: float | None, other: float | None) -> float | None:
+    return None if value is None or other is None else value - other
+
+
+def sheets(value: dict[str, Any]) -> list[Sheet]:
+    """Return the comparison as tables: configs, metrics, and the accuracy matrices with their difference."""
+    names = [f"{letter}: {name}" for letter, name in zip("AB", value["labels"], strict=True)]
+    heads = (Column(names[0], right=False), Column(names[1], right=False))
+    where = tuple(
+        f"{letter} is {folder}, seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+        for letter, folder, seeds in zip("AB", value["runs"], value["seeds"], strict=True)
+    )
+    config = [(key, *(ABSENT if v is None else str(v) for v in pair)) for key, pair in value["config"].items()]
+    metrics = [
+        (
+            title,
+            *(_number(v) for v in value["metrics"][key]["values"]),
+            _number(value["metrics"][key]["difference"], "+"),
+        )
+        for key, title in METRICS
+    ]
+    found = [
+        Sheet(
+            "what differs in the configs" if config else "the configs are the same",
+            (Column("key", right=False), *heads),
+            (tuple(config),),
+            where,
+        ),
+        Sheet(
+            "what they reached",
+            (Column("metric", right=False), *(Column(name) for name in names), Column("B − A")),
+            (tuple(metrics),),
+        ),
+    ]
+    one, other = value["accuracy_matrices"]
+    if value["same_tasks"]:
+        found.append(_matrix(one, other))
+    return found
+
+
+def _matrix(one: list[list[float]], other: list[list[float]]) -> Sheet:
+    """Return accuracy after each task on each task: A → B."""
+    columns = (Column("after task"), *(Column(f"task {task + 1}") for task in range(len(one))))
+    rows = []
+    for t, (mine, theirs) in enumerate(zip(one, other, strict=True)):
+        cells = [f"{a:.1f} → {b:.1f} ({b - a:+.1f})" for a, b in zip(mine, theirs, strict=True)]
+        rows.append((str(t + 1), *cells, *[""] * (len(one) - len(cells))))
+    return Sheet("accuracy (%): A → B (difference)", columns, (tuple(rows),))
+
+
+def _number(value: float | None, sign: str = "") -> str:
+    return ABSENT if value is None else f"{value:{sign}.2f}"

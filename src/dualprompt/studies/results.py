@@ -1,0 +1,82 @@
+"""What a study leaves in its folder: table, pictures with their data, and study.json, which a report reads."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from dualprompt.files import read_json, write_json, write_text
+from dualprompt.studies.pictures import Picture, as_plain, from_plain, save_with_data
+from dualprompt.studies.sheet import Column, Sheet, as_csv, as_markdown, as_rich
+from dualprompt.studies.study import Lab, Outcome, Study
+from dualprompt.studies.tables import text
+
+FILE = "study.json"
+
+
+def publish(study: Study, lab: Lab, outcome: Outcome) -> dict[str, Any]:
+    """Write everything into the study's folder; return what study.json says."""
+    folder = lab.folder
+    rows = [row.plain() for row in outcome.rows]
+    config = lab.config({})
+    value = {
+        "study": study.name,
+        "title": study.title,
+        "paper": study.summary,
+        "finding": outcome.finding,
+        "preset": lab.preset,
+        "benchmark": config.benchmark.name,
+        "backbone": config.backbone.name,
+        "recipe": config.train.recipe,
+        "seeds": lab.seeds,
+        "budget": lab.budget,
+        "chosen": outcome.chosen,
+        "rows": rows,
+        "tables": [asdict(sheet) for sheet in outcome.sheets],
+        "pictures": {name: as_plain(picture) for name, picture in outcome.pictures.items()},
+        "photos": outcome.photos,
+    }
+    for name, picture in outcome.pictures.items():
+        save_with_data(folder, name, picture)
+    tables = "\n".join(as_markdown(sheet) for sheet in outcome.sheets)
+    shown = "\n\n".join(f"![{name}]({name})" for name in (*(f"{n}.svg" for n in outcome.pictures), *outcome.photos))
+    write_text(folder / "table.md", f"# {study.title}\n\n{outcome.finding}\n\n{tables}\n{shown}\n")
+    write_text(folder / "table.txt", text(*(as_rich(sheet) for sheet in outcome.sheets)) + f"\n{outcome.finding}\n")
+    if rows:
+        write_text(folder / "table.csv", as_csv([_flat(row) for row in rows]))
+    write_json(folder / FILE, value)
+    return value
+
+
+def _flat(row: dict[str, Any]) -> dict[str, Any]:
+    return {key: value if not isinstance(value, dict | list) else json.dumps(value) for key, value in row.items()}
+
+
+def is_study(folder: Path) -> bool:
+    """Return whether a folder holds a study."""
+    return (folder / FILE).is_file()
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """Return what study.json says."""
+    return read_json(folder / FILE, "study", "title", "finding", "tables", "pictures", "rows")
+
+
+def sheets(value: dict[str, Any]) -> list[Sheet]:
+    """Return the tables of a study that was read."""
+    return [
+        Sheet(
+            sheet["title"],
+            tuple(Column(**column) for column in sheet["columns"]),
+            tuple(tuple(tuple(row) for row in group) for group in sheet["groups"]),
+            tuple(sheet["remarks"]),
+        )
+        for sheet in value["tables"]
+    ]
+
+
+def pictures(value: dict[str, Any]) -> dict[str, Picture]:
+    """Return the pictures of a study that was read."""
+    return {name: from_plain(plain) for name, plain in value["pictures"].items()}
