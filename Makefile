@@ -1,6 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 SEEDS ?= 3
+DEMO := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
 .PHONY: install demo test test-slow lint clean
 
@@ -12,7 +13,8 @@ install: .venv/.installed
 	touch $@
 
 demo: install
-	$(BIN)/dualprompt run mini --seeds $(SEEDS)
+	$(BIN)/dualprompt run mini --seeds $(SEEDS) --out $(DEMO)
+	$(BIN)/dualprompt report $(DEMO)
 
 lint: install
 	$(BIN)/ruff check src tests

@@ -38,7 +38,7 @@ def main() -> None:
     probabilities, tasks, similarities = session.run(outputs, {"images": images})
     for path, row, task, similarity in zip(paths, probabilities, tasks, similarities, strict=True):
         best = row.argmax()
-        sure = about["threshold"] is None or row[best] * max(similarity, 0) >= about["threshold"]
+        sure = about["threshold"] is None or max(similarity, 0) * row[best] ** 0.5 >= about["threshold"]
         label = about["labels"][best] if sure else "(none of these)"
         print(path, label, f"{row[best]:.4f}", about["tasks"][task]["name"], f"{similarity:.4f}", sep="\t")
 

@@ -1,7 +1,8 @@
-"""How steps are carried out changes nothing: compiled passes, batches that are not the usual size, images kept elsewhere."""
+"""How steps are carried out changes nothing: compiled passes, batches that are not of the usual size."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,7 +55,7 @@ def test_inputs_that_are_in_place_are_not_copied() -> None:
     assert on_device({"x": there}, torch.device("cpu"))["x"] is there
 
 
-def test_compiled_code_is_kept_in_our_cache_unless_someone_chose(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def test_compiled_code_is_kept_in_our_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("DUALPROMPT_CACHE", str(tmp_path))
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     assert compile_cache() == str(tmp_path / "compiled")

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import itertools
 import json
 import os
 import random
@@ -45,7 +46,7 @@ from dualprompt.serve.load import demo_model, picture
 
 WAIT_SECONDS = 180
 NEW = "violet"
-BOUNDARY = b"faults"
+ROUNDS = 5  # schemathesis runs out of ideas for simple operations; another seed has more
 
 
 @dataclass
@@ -166,10 +167,11 @@ def from_schema(server: Server, count: int, seed: int) -> Counter[str]:
     slow = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much)
     seen: Counter[str] = Counter()
     each = max(1, count // (2 * len(operations)))
-    for operation in operations:
-        for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
+    modes = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
+    for number, operation, mode in itertools.product(range(ROUNDS), operations, modes):
+        if sum(seen.values()) < count:
 
-            @hypothesis.seed(seed)
+            @hypothesis.seed(seed + number)
             @settings(max_examples=each, database=None, deadline=None, suppress_health_check=slow)
             @given(case=operation.as_strategy(generation_mode=mode))
             def ask(case: Any) -> None:
@@ -305,7 +307,7 @@ def archives(rng: random.Random) -> Iterator[bytes]:
 def bodies(rng: random.Random) -> Iterator[bytes]:
     """Multipart bodies that are cut, changed or nonsense, without end."""
     head = b'--faults\r\nContent-Disposition: form-data; name="images"; filename="a.png"\r\n\r\n'
-    whole = head + _encoded("PNG") + b"\r\n--faults--\r\n"
+    whole = head + _encoded("PNG")[:200] + b"\r\n--faults--\r\n"  # no changed name may make it one to learn
     while True:
         kind = rng.randrange(4)
         if kind == 0:
@@ -379,17 +381,17 @@ def campaign_requests(source: Path, folder: Path, count: int, seed: int) -> dict
         before = kept_files(model)
         with Server(model, folder / f"watched-{name.replace(' ', '-')}") as server:
             began = time.monotonic()
-            seen = ask(server, count // 2, seed)
+            seen = ask(server, count // 2 if name == "schema" else count - found["schema"]["requests"], seed)
             with server.client() as client:
                 good = client.post("/predict", files={"images": picture(64, 64)}).status_code
-                jobs = client.get("/jobs").json()
+                jobs = [ended(client, job["id"]) for job in client.get("/jobs").json()]
             found[name] = {
                 "requests": sum(seen.values()),
                 "statuses": dict(sorted(seen.items())),
                 "server_errors": sum(number for status, number in seen.items() if status.startswith("5")),
                 "alive": server.alive,
                 "answers_afterwards": good,
-                "jobs": len(jobs),
+                "jobs": [job["state"] for job in jobs],
                 "files_outside": server.strays(),
                 "uploads_left": left_over(model),
                 "seconds": round(time.monotonic() - began),

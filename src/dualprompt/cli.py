@@ -385,6 +385,8 @@ def add_export(command: Parser) -> None:
 EXPORT_EXAMPLES = """\
 The file holds everything between uint8 images (batch, side, side, 3) and the outputs logits, probabilities, task and
 similarity; labels, tasks and side are in its metadata. examples/onnx_predict.py shows how to use it without dualprompt.
+In int8 the range of activations is taken over the batch, so that an image's answer may depend a little on the others;
+--check asks for one image at a time.
 
 examples:
   dualprompt export my-model --to onnx

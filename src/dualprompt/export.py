@@ -114,7 +114,8 @@ def export(learner: ContinualLearner, path: Path, to: str = "onnx", *, int8: boo
     """Write a learner to one self-contained file; what was at `path` before stays until the new file is complete.
 
     `to` is "onnx" or "torch-export". `int8` (ONNX only) stores and multiplies weight matrices in 8 bits: smaller and
-    faster, with slightly other predictions; `compare` says how many.
+    faster, with slightly other predictions; `compare` says how many. The range of activations is then taken over the
+    batch, so that an image's answer may depend a little on the others.
     """
     if to not in FORMATS:
         raise DualPromptError(f"unknown format '{to}'; {nearest(to, FORMATS)}")
@@ -146,7 +147,8 @@ def metadata(learner: ContinualLearner) -> dict[str, Any]:
         "tasks": [{"id": t.id, "name": t.name, "classes": list(t.classes)} for t in learner.tasks],  # in `task`'s order
         "side": learner.side,
         "interpolation": learner._view.interpolation,  # by which images are squeezed to side × side
-        "threshold": learner.threshold,  # see `decide`
+        "threshold": learner.threshold,  # of `trust`: what has less is none of these
+        "trust": "max(similarity, 0) * max(probabilities) ** 0.5",
         "versions": {"dualprompt": __version__, "torch": torch.__version__},
     }
 
@@ -254,22 +256,26 @@ def sample(learner: ContinualLearner, folder: Path | None = None) -> Sample:
 
 
 def compare(learner: ContinualLearner, predict: Predictor, sample: Sample) -> Comparison:
-    """Say how an exported file answers beside the learner that it was made from, on the same pixels."""
+    """Say how an exported file answers beside the learner that it was made from, on the same pixels.
+
+    It is asked for one image at a time, for in int8 the answer depends a little on what else is in the batch.
+    """
     before: list[str | None] = []
     after: list[str | None] = []
     for start in range(0, len(sample.images), 32):
         pixels = np.stack([learner.pixels(image) for image in sample.images[start : start + 32]])
         before += [answer.label for answer in learner.predict_pixels(pixels, top_k=1)]
-        after += decide(predict(pixels), learner.classes, learner.threshold)
+        for image in pixels:
+            after += decide(predict(image[None]), learner.classes, learner.threshold)
     changed = sum(a != b for a, b in zip(before, after, strict=True))
     right = None if sample.truth is None else [_percent(found, sample.truth) for found in (before, after)]
     return Comparison(len(before), sample.folder, changed, *(right or (None, None)))
 
 
 def decide(outputs: Mapping[str, Any], labels: Sequence[str], threshold: float | None = None) -> list[str | None]:
-    """Return the label of each image; None, "none of these", where probability × similarity is below the threshold."""
+    """Return the label of each image, as the learner does; None, "none of these", where trust is below the threshold."""
     probabilities = outputs["probabilities"]
-    trust = probabilities.max(axis=1) * outputs["similarity"].clip(min=0)
+    trust = outputs["similarity"].clip(min=0) * probabilities.max(axis=1) ** 0.5
     known = np.full(len(trust), True) if threshold is None else trust >= threshold
     best = probabilities.argmax(axis=1)
     return [labels[int(index)] if sure else None for index, sure in zip(best, known, strict=True)]

@@ -15,6 +15,7 @@ from dualprompt import __version__
 from dualprompt.errors import DualPromptError
 from dualprompt.files import digest, disk_errors, read_json
 from dualprompt.learner import Answer, ContinualLearner
+from dualprompt.learning.keep import is_model
 
 if os.name == "posix":
     import fcntl
@@ -40,12 +41,13 @@ class ServedModel:
         self.path, self.device = path, device
         self.work = path / ".serve"
         self.switches = 0
-        self._loaded = self._load()
+        if not is_model(path):
+            ContinualLearner.load(path)  # it says what is wrong; nothing is written into a folder that is no model
         with disk_errors(self.work):
             self.work.mkdir(exist_ok=True)
             self._lock = os.open(self.work / "lock", os.O_CREAT | os.O_RDWR, 0o600)
         self._take_lock()
-        self._loaded = self._load()  # whoever held the lock may have saved a new one
+        self._loaded = self._load()  # only now: whoever held the lock may have saved a new one
 
     @property
     def learner(self) -> ContinualLearner:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,6 +45,9 @@ def serve(
 ) -> None:
     """Serve the saved model at `path` until a signal ends it; `started` is called with the address."""
     rules = rules_for(host, token)
+    # What clients send wrong is told to them; it must not fill our log too.
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="PIL")
     try:
         bound = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
@@ -56,7 +61,7 @@ def serve(
         address = f"http://{shown}:{bound.getsockname()[1]}"
         config = uvicorn.Config(
             app,
-            log_level="warning",
+            log_level="error",
             access_log=False,
             server_header=False,
             limit_concurrency=CONNECTIONS,

@@ -58,14 +58,16 @@ def _sentence(rows: dict[Parts, Row]) -> str:
         ("both beat E alone", (True, True, False), (False, True, False)),
         ("several layers beat one", (True, True, True), (True, True, False)),
     )
-    told, held = [], 0
+    told, held, seeds = [], 0, 1
     for name, better, worse in steps:
         gap = difference(rows[better], rows[worse])
         theirs = paper.ABLATION[better][0] - paper.ABLATION[worse][0]
         if gap is not None:
             held += gap.mean > 0 and (gap.clear or gap.seeds == 1)
+            seeds = gap.seeds
             told.append(f"{name}: {gap}, paper {theirs:+.2f}")
-    return f"Of the paper's {len(steps)} steps {held} hold here beyond the spread over seeds. {'; '.join(told)}."
+    how = "beyond the spread over seeds" if seeds > 1 else "on this one seed"
+    return f"Of the paper's {len(steps)} steps {held} hold here {how}. {'; '.join(told)}."
 
 
 STUDY = Study(

@@ -205,7 +205,7 @@ def _picture(rows: Sequence[Row]) -> Lines:
 STUDY = Study(
     "auto",
     "Positions and lengths found automatically",
-    "the paper leaves an automatic choice as future work",
+    "an automatic choice is left as future work",
     run,
     seeds=2,
     searches=True,

@@ -56,48 +56,48 @@ def _minus(value: float | None, other: float | None) -> float | None:
 
 def sheets(value: dict[str, Any]) -> list[Sheet]:
     """Return the comparison as tables: configs, metrics, and the accuracy matrices with their difference."""
-    names = [f"{letter}: {name}" for letter, name in zip("AB", value["labels"], strict=True)]
-    heads = (Column(names[0], right=False), Column(names[1], right=False))
+    names = [f"{number}: {name}" for number, name in enumerate(value["labels"], start=1)]
     where = tuple(
-        f"{letter} is {folder}, seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
-        for letter, folder, seeds in zip("AB", value["runs"], value["seeds"], strict=True)
+        f"{number} is {folder}, seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+        for number, folder, seeds in zip((1, 2), value["runs"], value["seeds"], strict=True)
     )
     config = [(key, *(ABSENT if v is None else str(v) for v in pair)) for key, pair in value["config"].items()]
     metrics = [
-        (
-            title,
-            *(_number(v) for v in value["metrics"][key]["values"]),
-            _number(value["metrics"][key]["difference"], "+"),
-        )
+        (title, *map(_number, found["values"]), _number(found["difference"], "+"))
         for key, title in METRICS
+        if (found := value["metrics"][key])
     ]
     found = [
         Sheet(
             "what differs in the configs" if config else "the configs are the same",
-            (Column("key", right=False), *heads),
+            (Column("key", right=False), *(Column(name, right=False) for name in names)),
             (tuple(config),),
             where,
         ),
         Sheet(
             "what they reached",
-            (Column("metric", right=False), *(Column(name) for name in names), Column("B − A")),
+            (Column("metric", right=False), *map(Column, names), Column("2 − 1")),
             (tuple(metrics),),
         ),
     ]
-    one, other = value["accuracy_matrices"]
-    if value["same_tasks"]:
-        found.append(_matrix(one, other))
-    return found
+    return [*found, _matrix(*value["accuracy_matrices"])] if value["same_tasks"] else found
 
 
 def _matrix(one: list[list[float]], other: list[list[float]]) -> Sheet:
-    """Return accuracy after each task on each task: A → B."""
-    columns = (Column("after task"), *(Column(f"task {task + 1}") for task in range(len(one))))
-    rows = []
+    """Return accuracy after each task on each task: of one, of the other, and how they differ."""
+    columns = (Column("after task"), Column("run"), *(Column(f"task {task + 1}") for task in range(len(one))))
+    groups = []
     for t, (mine, theirs) in enumerate(zip(one, other, strict=True)):
-        cells = [f"{a:.1f} → {b:.1f} ({b - a:+.1f})" for a, b in zip(mine, theirs, strict=True)]
-        rows.append((str(t + 1), *cells, *[""] * (len(one) - len(cells))))
-    return Sheet("accuracy (%): A → B (difference)", columns, (tuple(rows),))
+        rest = [""] * (len(one) - len(mine))
+        gaps = [f"{b - a:+.1f}" for a, b in zip(mine, theirs, strict=True)]
+        groups.append(
+            (
+                (str(t + 1), "1", *(f"{a:.1f}" for a in mine), *rest),
+                ("", "2", *(f"{b:.1f}" for b in theirs), *rest),
+                ("", "2 − 1", *gaps, *rest),
+            )
+        )
+    return Sheet("accuracy (%)", columns, tuple(groups))
 
 
 def _number(value: float | None, sign: str = "") -> str:

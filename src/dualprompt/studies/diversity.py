@@ -67,7 +67,7 @@ def run(lab: Lab) -> Outcome:
         f"diversity: {config.benchmark.name}, {Path(config.backbone.name).name}",
         (Column("class", right=False), Column("task", right=False), Column("images"), Column("mean cosine within")),
         tuple(tuple((s.name, s.task, str(s.images), f"{s.within:.3f}") for s in group) for group in shown),
-        ("the most diverse classes" + (", and the three least diverse" if len(shown) > 1 else ""),),
+        ("the ten most diverse classes, and the three least" if len(shown) > 1 else "the most diverse classes first",),
     )
     places = [float(place) for place in range(1, len(ranked) + 1)]
     picture = Lines(

@@ -8,7 +8,7 @@ from dualprompt.studies import paper
 from dualprompt.studies.pictures import Line, Lines
 from dualprompt.studies.positions import attached, e_layers, g_layers, sweeps
 from dualprompt.studies.study import Lab, Outcome, Row, Study, best
-from dualprompt.studies.words import Published, about, judged, on_test, span, table
+from dualprompt.studies.words import Published, about, counted, judged, on_test, span, table
 
 Span = tuple[int, int]
 
@@ -51,9 +51,9 @@ def run(lab: Lab) -> Outcome:
     more = [name for name, layers in (("E", e_layers(chosen)), ("G", g_layers(chosen))) if len(layers) > 1]
     holds = "holds" if len(more) == 2 else f"holds for {more[0]} only" if more else "does not hold"
     sentence = (
-        f"On validation images the best spans are E {span(e_best)} and G {span(g_layers(chosen))}; the paper: "
-        f"E {span(paper.E_LAYERS)} and G {span(paper.G_LAYERS)}. Its finding that several layers beat the best single "
-        f"one {holds} here.{outcome}"
+        f"On validation images ({counted(lab.seeds, 'seed')}) the best spans are E {span(e_best)} and "
+        f"G {span(g_layers(chosen))}; the paper: E {span(paper.E_LAYERS)} and G {span(paper.G_LAYERS)}. Its "
+        f"finding that several layers beat the best single one {holds} here.{outcome}"
     )
     published: dict[str, Published] = {f"G none, E {_name(ends)}": (a, None) for ends, a in paper.E_SPANS.items()}
     if e_best == paper.E_LAYERS:

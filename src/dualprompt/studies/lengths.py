@@ -40,6 +40,8 @@ def run(lab: Lab) -> Outcome:
     )
     if chosen is theirs:
         sentence += "is that choice: its finding holds here."
+    elif theirs.mean() == chosen.mean():
+        sentence += "is as accurate: its finding is neither confirmed nor refuted here."
     else:
         place = 1 + sum((row.mean() or 0) > (theirs.mean() or 0) for row in finished)
         gap = difference(theirs, chosen)

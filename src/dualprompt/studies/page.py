@@ -120,6 +120,7 @@ def _prepared(item: Item, folder: Path, prefix: str) -> dict[str, Any]:
         drawing = save_with_data(folder, item.name, item.picture).read_text(encoding="utf-8")
         return {
             "kind": item.kind,
+            "shape": item.picture.kind,
             "svg": _inline(drawing, prefix, item.picture.title),
             "files": f"{folder.name}/{item.name}",
         }

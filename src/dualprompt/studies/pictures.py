@@ -119,7 +119,7 @@ class Lines:
     places: list[str] | None = None  # names of x = 0, 1, 2, …
     mark_best: bool = False
     whole: bool = True  # x counts something: ticks are the values themselves
-    size: ClassVar[tuple[float, float]] = (5.6, 3.5)
+    size: ClassVar[tuple[float, float]] = (5.3, 3.4)
     kind: ClassVar[str] = "lines"
 
     def data(self) -> list[dict[str, Any]]:
@@ -159,7 +159,10 @@ class Lines:
             ax.set_xticks(ticks[:: -(-len(ticks) // 20)])
         ax.grid(axis="y", color=QUIET, alpha=0.3)
         if len(self.lines) > 1 or self.lines[0].name:
-            legend = ax.legend(frameon=False, fontsize=8.5)
+            # Below, where there are lines that the search for a free corner does not see, or many.
+            below = any(line.level for line in self.lines) or len(self.lines) > 4
+            place = {"loc": "upper center", "bbox_to_anchor": (0.45, -0.2), "ncols": 3} if below else {}
+            legend = ax.legend(frameon=False, fontsize=8.5, **place)
             for text in legend.get_texts():
                 text.set_parse_math(False)
 
@@ -248,7 +251,7 @@ def save(path: Path, *pictures: Picture) -> Path:
             if not isinstance(picture, Points):
                 ax.set_xlabel(picture.x, parse_math=False)
                 ax.set_ylabel(picture.y, parse_math=False)
-            title = textwrap.fill(picture.title, int(11 * picture.size[0]))
+            title = textwrap.fill(picture.title, int(12 * picture.size[0]))
             ax.set_title(title, fontsize=10, parse_math=False)
         form = path.suffix.removeprefix(".")
         with atomic(path) as partial:

@@ -8,7 +8,7 @@ from dualprompt.metrics import mean_and_deviation
 from dualprompt.studies import paper
 from dualprompt.studies.pictures import Line, Lines
 from dualprompt.studies.study import Lab, Outcome, Row, Setting, Study, best, spread
-from dualprompt.studies.words import about, judged, on_test, span, table
+from dualprompt.studies.words import about, counted, judged, on_test, span, table
 
 E_ALONE = "E-Prompt alone"
 
@@ -46,10 +46,11 @@ def run(lab: Lab) -> Outcome:
     tested, outcome = on_test(lab, chosen.setting, papers)
     e_at, g_at = e_layers(chosen)[0], g_layers(chosen)[0]
     sentence = (
-        f"On validation images E is best at layer {e_at} (A = {best(e_rows).mean():.2f}), then G at layer {g_at} "
-        f"({chosen.mean():.2f}); the paper: {paper.SINGLE_E} and {paper.SINGLE_G}. Its finding that G belongs in a "
-        f"shallower layer than E {'holds' if g_at < e_at else 'does not hold'} here; that the top layer is the worst "
-        f"place {_top_is_worst(e_rows, g_rows)}.{outcome}"
+        f"On validation images ({counted(lab.seeds, 'seed')}) E is best at layer {e_at} "
+        f"(A = {best(e_rows).mean():.2f}), then G at layer {g_at} ({chosen.mean():.2f}); the paper: {paper.SINGLE_E} "
+        f"and {paper.SINGLE_G}. Its finding that G belongs in a shallower layer than E "
+        f"{'holds' if g_at < e_at else 'does not hold'} here; that the top layer is the worst place "
+        f"{_top_is_worst(e_rows, g_rows)}.{outcome}"
     )
     return Outcome(
         sentence,

@@ -29,7 +29,7 @@ def report(paths: Sequence[Path], out: Path | None = None) -> Path:
     for number, path in enumerate(studies):
         name = results.read(path)["study"]
         taken = any(section.name == name for section in sections)
-        sections += of_study(path, f"{name}-{number + 1}" if taken else name)
+        sections.append(of_study(path, f"{name}-{number + 1}" if taken else name))
     return page.write(out or paths[0] / "report.html", *_title(labelled, studies), sections)
 
 

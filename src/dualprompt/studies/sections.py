@@ -178,7 +178,7 @@ def _environment(runs: Sequence[Run]) -> list[Item]:
     return items
 
 
-def of_study(folder: Path, name: str) -> list[Section]:
+def of_study(folder: Path, name: str) -> Section:
     """Return what there is to say of a study: its finding, tables and pictures, and the config of its runs.
 
     `name` is that of its anchors and files.
@@ -189,15 +189,11 @@ def of_study(folder: Path, name: str) -> list[Section]:
     drawings = results.pictures(value).items()
     items += [Drawn(f"{name}-{key}" if key != name else key, picture) for key, picture in drawings]
     items += [Photo(folder / file, caption) for file, caption in value["photos"].items()]
-    sections = [Section(name, value["title"], items)]
     folders = list(dict.fromkeys(run for row in value["rows"] for run in row["runs"]))
     there = [run for path in folders if (run := Run(Path(path))).finished]
     if there:
-        about = Section(f"{name}-config", f"{value['title']}: configuration and environment")
-        about.items += _environment(there[:1])
-        about.items.append(Code(f"the {len(folders)} runs", "\n".join(folders)))
-        sections.append(about)
-    return sections
+        items += [*_environment(there[:1]), Code(f"all {len(folders)} runs", "\n".join(folders))]
+    return Section(name, value["title"], items)
 
 
 def _file(name: str) -> str:

@@ -101,28 +101,37 @@ def table(
     marked: Sequence[Row] = (),
     remarks: Sequence[str] = (),
 ) -> Sheet:
-    """Return rows as a table, in groups; `published` are the paper's numbers by the settings' labels."""
+    """Return rows as a table, in groups; `published` are the paper's numbers by the settings' labels.
+
+    Rows that a search found best are `marked`; then its last group holds the choice and the paper's, on test images.
+    """
+    notes = {id(row): "best" for row in marked}
+    if marked:
+        notes |= {id(row): note for row, note in zip(groups[-1], ("chosen", "the paper's"), strict=False)}
+    parts = len({row.part for rows in groups for row in rows}) > 1
     theirs = [f"paper's A (%){whose(source)}", "paper's F (%)"] if published else []
     if published and all(forgetting is None for _, forgetting in published.values()):
         theirs.pop()
-    columns = [Column(heading, right=False), Column("A (%)"), Column("F (%)"), Column("matching (%)", lesser=True)]
+    columns = [Column("", right=False)] if parts else []
+    columns += [Column(heading, right=False), Column("A (%)"), Column("F (%)"), Column("matching (%)", lesser=True)]
     columns += [Column(heading, lesser=number > 0) for number, heading in enumerate(theirs)]
-    columns += [Column("", right=False)] if marked else []
+    columns += [Column("", right=False)] if notes else []
     body = []
     for rows in groups:
         lines = []
         for row in rows:
             searched = len(groups) > 1 and row.part == "test"  # the paper's are of the search
             numbers = (None, None) if searched else (published or {}).get(row.setting.label, (None, None))
-            cells = [
+            cells = [row.part] if parts else []
+            cells += [
                 row.setting.label,
                 over_seeds(row.numbers("average_accuracy")) if row.results else "failed",
                 over_seeds(row.numbers("forgetting")),
                 over_seeds(row.numbers("matching_accuracy")),
             ]
             cells += [ABSENT if value is None else f"{value:.2f}" for value in numbers[: len(theirs)]]
-            cells += ["best" if any(row is each for each in marked) else ""] if marked else []
+            cells += [notes.get(id(row), "")] if notes else []
             lines.append(tuple(cells))
         body.append(tuple(lines))
-    told = [f"{rows[0].part}: {judged(rows)}" for rows in groups if rows]
+    told = dict.fromkeys(f"{rows[0].part}: {judged(rows)}".removeprefix("test: ") for rows in groups if rows)
     return Sheet(title, tuple(columns), tuple(body), (*told, *remarks))

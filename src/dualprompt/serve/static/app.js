@@ -53,7 +53,8 @@ const count = (number, one, many = `${one}s`) => `${number.toLocaleString()} ${n
 function percent(fraction) {
   const value = 100 * fraction;
   if (value > 0 && value < 0.1) return "< 0.1 %";
-  return `${value.toFixed(value >= 99.95 || value === 0 ? 0 : 1)} %`;
+  if (value < 100 && value > 99.9) return "> 99.9 %";
+  return `${value.toFixed(value === 100 || value === 0 ? 0 : 1)} %`;
 }
 
 function size(bytes) {
@@ -171,7 +172,7 @@ function wireTabs() {
     const tab = $(`tab-${part}`);
     const choose = (name) => {
       show(name);
-      history.replaceState(null, "", `#${name}`); // only when chosen: on loading it would move the first Tab past the tabs
+      history.replaceState(null, "", `#${name}`); // not on loading, or the first Tab would pass the tabs
     };
     tab.onclick = () => choose(part);
     tab.onkeydown = (event) => {
@@ -337,7 +338,7 @@ function answered(card, file, answer) {
     ? make("h3", {}, icon("none"), "None of these")
     : make("h3", {}, answer.label, " ", span("sure", percent(answer.probability)));
   const nearest = best ? ` The nearest would be ${best.label}.` : "";
-  const words = none ? [paragraph("why", `Too unlike everything it has learned.${nearest}`)] : [];
+  const words = none ? [paragraph("why", `Not near and certain enough to name a class.${nearest}`)] : [];
   if (answer.task !== null) {
     const similarity = span("number", `similarity ${answer.similarity.toFixed(2)}`);
     const about = none ? "Nearest task: " : "Task: ";
@@ -351,9 +352,9 @@ function answered(card, file, answer) {
 
 /** A cosine in words. */
 function closeness(similarity) {
-  if (similarity >= 0.8) return "very close to its key";
-  if (similarity >= 0.6) return "close to its key";
-  if (similarity >= 0.4) return "somewhat like its key";
+  if (similarity >= 0.7) return "very close to its key";
+  if (similarity >= 0.5) return "close to its key";
+  if (similarity >= 0.3) return "somewhat like its key";
   return "far from its key";
 }
 
@@ -730,7 +731,7 @@ async function loadModel() {
   const { tasks, classes } = model;
   const knows = `${count(classes.length, "class", "classes")} in ${count(tasks.length, "task")}`;
   $("knows").textContent = tasks.length ? knows : "nothing learned yet";
-  $("version").textContent = `dualprompt ${model.version}${model.model_version ? ` · model ${model.model_version}` : ""}`;
+  $("version").textContent = `dualprompt ${model.version} · model ${model.model_version}`;
   $("token-forget").hidden = !sessionStorage.getItem("token");
   $("classify-empty").hidden = classes.length > 0;
   $("model-empty").hidden = tasks.length > 0;
@@ -786,7 +787,7 @@ function taskCard(task) {
 }
 
 function moment(text) {
-  const date = new Date(text);
+  const date = new Date(text.replace(/([+-]\d\d)(\d\d)$/, "$1:$2")); // not every browser reads +0000
   return isNaN(date) ? text : date.toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "short" });
 }
 

@@ -1,0 +1,167 @@
+"""Which images a phase works on, and that old ones reach nobody who has no buffer."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from dualprompt.config import compose
+from dualprompt.data.stream import Subset, Task
+from dualprompt.methods.base import METHODS, Batch, Method, Phase, TaskView, method_config
+from dualprompt.methods.frozen_head import FrozenHead
+from dualprompt.training import group
+from dualprompt.training.buffer import Buffer
+from dualprompt.training.loop import train
+from dualprompt.training.material import held_out, material, union
+from dualprompt.training.run import Run
+from dualprompt.training.setup import prepare
+from helpers import seeded, subset_of, tiny_vit
+from sandbox import World
+
+REHEARSE = {"er", "der++", "gdumb", "bic", "co2l"}
+
+
+def make(name: str) -> Method:
+    return METHODS[name](method_config({"name": name}), tiny_vit(depth=5))
+
+
+def numbered_images(first: int, labels: list[int]) -> Subset:
+    """Images whose pixels all say which they are."""
+    numbers = np.arange(first, first + len(labels), dtype=np.uint8)
+    return subset_of(np.broadcast_to(numbers[:, None, None, None], (len(labels), 2, 2, 3)).copy(), labels)
+
+
+def seen(subset: Subset) -> list[tuple[int, int]]:
+    """Return (number, label) of each image, in order."""
+    return [
+        (int(subset.images.image(int(index))[0, 0, 0]), int(label))
+        for index, label in zip(subset.indices, subset.labels, strict=True)
+    ]
+
+
+def stream(*labels: list[int]) -> list[Task]:
+    tasks = []
+    for index, mine in enumerate(labels):
+        images = numbered_images(50 * index, mine)
+        tasks.append(Task(index, f"task {index}", ("a", "b"), 2 * index, images, images, images))
+    return tasks
+
+
+TASKS = stream([0, 1, 0, 1] * 6, [2, 3] * 10)
+BUFFER = numbered_images(200, [0, 1, 1])
+OLD, NEW, HELD = seen(TASKS[0].train), seen(TASKS[1].train), seen(BUFFER)
+
+
+@pytest.mark.parametrize(
+    ("method", "data", "buffer", "expected"),
+    [
+        ("ft-seq", "task", None, NEW),
+        ("er", "task", BUFFER, NEW),
+        ("er", "buffer", BUFFER, HELD),
+        ("er", "task+buffer", BUFFER, NEW + HELD),
+        ("er", "task+buffer", subset_of(np.zeros((0, 2, 2, 3), np.uint8), []), NEW),
+        ("upper-bound", "everything", None, OLD + NEW),
+    ],
+)
+def test_what_a_phase_works_on(method: str, data: Any, buffer: Subset | None, expected: list[tuple[int, int]]) -> None:
+    assert seen(material(make(method), Phase(data=data), TASKS, buffer, seed=0)) == expected
+
+
+@pytest.mark.parametrize("name", METHODS.names())
+def test_old_images_reach_nobody_who_may_not_have_them(name: str) -> None:
+    method = make(name)
+    assert (method.buffer is not None) == (name in REHEARSE)
+    assert method.joint == (name == "upper-bound")
+    if name not in REHEARSE:
+        for data in ("buffer", "task+buffer"):
+            with pytest.raises(AssertionError, match=re.escape(f"{name} has no buffer")):
+                material(method, Phase(data=data), TASKS, BUFFER, seed=0)
+    if not method.joint:
+        with pytest.raises(AssertionError, match=re.escape(f"{name} may not see the images of old tasks")):
+            material(method, Phase(data="everything"), TASKS, BUFFER, seed=0)
+
+
+class Greedy(FrozenHead):
+    """Asks for replay without having a buffer."""
+
+    replayed: list[int]
+
+    def phases(self, task: TaskView) -> tuple[Phase, ...]:
+        return (Phase(replay=2, epochs=1),)
+
+    def loss(self, batch: Batch) -> Tensor:
+        self.replayed.append(len(batch.replay))
+        return super().loss(batch)
+
+
+def test_the_loop_gives_no_replay_to_a_method_without_a_buffer(world: World, tmp_path: Path) -> None:
+    config = group.plan([compose(str(world.preset), None, {"method.name": "frozen-head"})], baseline=False)[0].config
+    setup = prepare(config)
+    method = Greedy(setup.method.config, setup.method.backbone)
+    method.replayed = []
+    run = Run.create(tmp_path / "run", config, setup.stream, setup.weights, setup.precision)
+    result = train(replace(setup, method=method), run)
+    assert result["buffer"] is None
+    assert set(method.replayed) == {0}
+    assert len(method.replayed) == 3 * 4  # tasks of 13 images, four at a time
+    assert not any(name.startswith("buffer/") for name in run.checkpoints.after_task(2))
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=200), st.integers(0, 3))
+def test_held_out_is_balanced(labels: list[int], seed: int) -> None:
+    marked = held_out(torch.tensor(labels), seeded(seed))
+    counts = {label: labels.count(label) for label in set(labels)}
+    each = max(1, min(counts.values()) // 10)
+    out = [label for label, mine in zip(labels, marked.tolist(), strict=True) if mine]
+    assert {label: out.count(label) for label in counts} == dict.fromkeys(counts, each)
+
+
+def test_fit_and_held_out_are_the_two_parts_of_all() -> None:
+    method, parts = make("bic"), {}
+    for part in ("all", "fit", "held out"):
+        parts[part] = seen(material(method, Phase(data="task+buffer", part=part), TASKS, BUFFER, seed=3))
+    assert parts["all"] == NEW + HELD
+    out = set(parts["held out"])
+    assert {label for _, label in out} == {0, 1, 2, 3}
+    assert parts["fit"] == [image for image in parts["all"] if image not in out]
+    assert parts["held out"] == [image for image in parts["all"] if image in out]
+    phase = Phase(data="task+buffer", part="held out")
+    assert seen(material(method, phase, TASKS, BUFFER, seed=3)) == parts["held out"], "a resumed run draws the same"
+    others = [seen(material(method, phase, TASKS, BUFFER, seed)) for seed in range(4, 8)]
+    assert any(other != parts["held out"] for other in others)
+
+
+def test_union_keeps_order_and_copies_only_what_it_must() -> None:
+    images = numbered_images(0, list(range(8))).images
+    parts = [Subset(images, torch.tensor(rows), torch.tensor(rows) + 10) for rows in ([3, 1], [7], [0, 3])]
+    joined = union(parts)
+    assert seen(joined) == [(3, 13), (1, 11), (7, 17), (0, 10), (3, 13)]
+    assert joined.images is images
+    assert union(parts[:1]) is parts[0], "known features of a subset go with the object"
+    mixed = union([parts[0], numbered_images(100, [5, 6])])
+    assert seen(mixed) == [(3, 13), (1, 11), (100, 5), (101, 6)]
+    assert len(mixed.images) == 4, "images that are not asked for are not copied"
+
+
+def test_a_buffer_never_holds_what_it_was_not_offered() -> None:
+    plan = make("er").buffer
+    assert plan is not None
+    buffer = Buffer(replace(plan, size=5), seed=0)
+    for task in TASKS:
+        buffer.offer(task.train, task.index)
+        assert set(seen(buffer.as_subset())) <= set(OLD + NEW[: len(NEW) * task.index])
+    TASKS[1].train.images.flat.add_(1)  # the buffer has copies of its own
+    try:
+        assert set(seen(buffer.as_subset())) <= set(OLD + NEW)
+    finally:
+        TASKS[1].train.images.flat.sub_(1)
