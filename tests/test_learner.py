@@ -22,10 +22,10 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-import dualprompt
 from dualprompt.errors import DualPromptError
-from dualprompt.learner import Answer, ContinualLearner
+from dualprompt.learner import Answer, ContinualLearner, TaskInfo
 from dualprompt.learning import pictures
+from dualprompt.methods.base import Batch
 from sandbox import World, call, contents, start, write_weights
 
 TINY = {"g_layers": [1], "e_layers": [2, 3], "g_length": 2, "e_length": 3, "train.batch_size": 4, "train.epochs": 2}
@@ -138,7 +138,7 @@ def test_forgetting_a_task_leaves_the_others_bit_for_bit(world: World, kept: Pat
     images = trees(world, *ALL)
     logits, task, _ = outputs(learner, images)
     gone = learner.forget(what)
-    assert isinstance(gone, dualprompt.learner.TaskInfo)
+    assert isinstance(gone, TaskInfo)
     place = gone.id - 1
     stay = [number for number, label in enumerate(ALL) if label not in gone.classes]
     others = task != place  # images that were matched to it must now be matched to another
@@ -237,6 +237,17 @@ def test_a_task_of_one_class(world: World, folders: dict[str, Path]) -> None:
     assert learner.classes == ("ash", "cedar", "elm")
 
 
+def test_a_single_image_is_enough(world: World, folders: dict[str, Path]) -> None:
+    learner = empty(world)
+    image = trees(world, "ash")[0]
+    assert learner.learn({"ash": [image]}).accuracy is None
+    learner.learn({"birch": trees(world, "birch")[:1], "elm": trees(world, "elm")[:1]})
+    assert all(np.isfinite(answer.probability) for answer in learner.predict(trees(world, *ALL)))
+    assert learner.predict(image).label == "ash"
+    with pytest.raises(DualPromptError, match="no images were held out"):
+        learner.calibrate()
+
+
 def test_one_class_is_refused_where_it_cannot_be_learned(world: World) -> None:
     learner = empty(world, head="linear")
     with pytest.raises(DualPromptError, match="one class alone cannot be learned by 'dualprompt'"):
@@ -258,7 +269,7 @@ def test_more_of_a_known_class(world: World, folders: dict[str, Path]) -> None:
         pixels = torch.from_numpy(np.stack([learner.pixels(path) for path in images]))
         network: Any = learner.network()
         shown = pixels.permute(0, 3, 1, 2).float() / 127.5 - 1
-        raw = network.method.predict(dualprompt.methods.base.Batch(lambda: shown, torch.zeros(len(shown)))).logits
+        raw = network.method.predict(Batch(lambda: shown, torch.zeros(len(shown)))).logits
     assert raw.shape[1] == 4
     expected = torch.stack([torch.maximum(raw[:, 0], raw[:, 2]), raw[:, 1], raw[:, 3]], dim=1)
     torch.testing.assert_close(logits, expected)
@@ -552,7 +563,7 @@ def test_push_and_pull(kept: Path, world: World, tmp_path: Path, monkeypatch: py
 
 @pytest.mark.parametrize("method", ["frozen-head", "simple-cil", "ranpac", "l2p", "coda-prompt"])
 def test_other_methods_without_images(world: World, folders: dict[str, Path], method: str, tmp_path: Path) -> None:
-    own = {"l2p": {"pool_size": 4, "top_n": 2, "length": 2}, "ranpac": {"projection": 32}}
+    own: dict[str, dict[str, Any]] = {"l2p": {"pool_size": 4, "top_n": 2, "length": 2}, "ranpac": {"projection": 32}}
     own["coda-prompt"] = {"layers": [2], "components": 2, "length": 2}
     options = {**own.get(method, {}), "train.batch_size": 4, "train.epochs": 1}
     learner = ContinualLearner(str(world.weights), method, options=options, device="cpu")

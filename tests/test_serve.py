@@ -217,6 +217,7 @@ async def test_teach_then_answer_then_forget(world: World, model: Path):
         job = await finished(client, reply.json()["id"])
         assert (job["state"], job["progress"], job["error"]) == ("done", 1.0, None)
         assert (job["classes"], job["images"]) == (["elm", "fir"], 13)
+        assert client.service.jobs._process.returncode == 0
         assert uploads(model) == []
         taught = (await client.get("/model")).json()
         assert taught["model_version"] != first["model_version"]

@@ -26,7 +26,7 @@ from dualprompt.studies.prompts_tsne import Prompts, collect, movement, plane
 from dualprompt.studies.study import load, spread
 from dualprompt.studies.words import Difference, span
 from dualprompt.training.run import Run
-from sandbox import VIT, Outcome, World, call, contents, make_world, write_weights
+from sandbox import VIT, World, call, contents, make_world, write_weights
 
 SHORT = ("--train.epochs", 1)
 
@@ -85,7 +85,9 @@ def check_rows(value: Any, folder: Path) -> None:
         assert value["finding"] in markdown
         assert value["finding"] in (folder / "table.txt").read_text()
         for row in value["rows"] if value["study"] not in ("matching", "prompts-tsne", "auto") else []:
-            mean = f"{row['average_accuracy']:.2f}" + (f" ± {row['average_accuracy_std']:.2f}" if value["seeds"] > 1 else "")
+            mean = f"{row['average_accuracy']:.2f}" + (
+                f" ± {row['average_accuracy_std']:.2f}" if value["seeds"] > 1 else ""
+            )
             assert any(row["setting"] in line and mean in line for line in markdown.splitlines()), row
     for name in value["pictures"]:
         assert (folder / f"{name}.svg").read_text().startswith("<?xml")
@@ -128,7 +130,9 @@ def test_positions_sweep_e_alone_and_then_g_beside_the_best(positions: tuple[Any
         assert [float(row["layer"]) for row in drawn] == [row["options"][f"method.{kind}_layers"][0] for row in rows]
         assert [float(row["average accuracy A (%)"]) for row in drawn] == [row["average_accuracy"] for row in rows]
     e_at, g_at = best_e["options"]["method.e_layers"][0], best["options"]["method.g_layers"][0]
-    assert f"E is best at layer {e_at} (A = {best_e['average_accuracy']:.2f}), then G at layer {g_at} " in value["finding"]
+    assert (
+        f"E is best at layer {e_at} (A = {best_e['average_accuracy']:.2f}), then G at layer {g_at} " in value["finding"]
+    )
     assert ("shallower layer than E holds here" in value["finding"]) == (g_at < e_at)
     assert ">layer</text>" in (folder / "positions.svg").read_text()
 
@@ -230,7 +234,7 @@ def test_ablation_has_the_papers_seven_rows(deep: World, root: Path) -> None:
 
 
 def test_matching_judges_the_same_runs_twice(deep: World, root: Path) -> None:
-    strong = ("--method.init", "wide", "--method.e_init", "fresh")
+    strong = ("--method.init", "wide", "--method.e_init", "fresh", "--method.e_layers", "1,2,3,4,5,6")
     value, folder = study("matching", deep, root, "--seeds", 2, *strong)
     (row,) = value["rows"]
     before = {run: contents(Path(run) / "checkpoints") for run in row["runs"]}
@@ -283,9 +287,7 @@ def test_prompts_come_from_the_checkpoints(deep: World, root: Path) -> None:
         assert np.array_equal(prompts.g[task].ravel(), tensors["bank.g_prompt"].ravel())  # it moves in every task
     assert prompts.e.shape == (3, 2 * 2 * 3, 16)
     assert prompts.g.shape == (3, 1 * 2 * 2, 16)
-    apart = [
-        np.linalg.norm(prompts.e[a, i] - prompts.e[b, i]) for a, b in ((0, 1), (0, 2), (1, 2)) for i in range(12)
-    ]
+    apart = [np.linalg.norm(prompts.e[a, i] - prompts.e[b, i]) for a, b in ((0, 1), (0, 2), (1, 2)) for i in range(12)]
     length = np.mean([np.linalg.norm(vector) for task in prompts.e for vector in task])
     assert movement(prompts.e) == pytest.approx(np.mean(apart) / length)
     assert f"lie {movement(prompts.e):.2f} of their length apart" in value["finding"]
@@ -390,17 +392,15 @@ def test_auto_names_the_extra_that_it_needs(deep: World, tmp_path: Path, monkeyp
 
 
 def test_a_failed_setting_is_shown_and_never_wins(deep: World, tmp_path: Path) -> None:
-    done = call("study", "prompting", deep.preset, "--runs", tmp_path, *SHORT, "--seeds", 1, "--train.lr", 1e30, "--json")
+    done = call(
+        "study", "prompting", deep.preset, "--runs", tmp_path, *SHORT, "--seeds", 1, "--train.lr", 1e30, "--json"
+    )
     assert done.code == 2
     assert "2 of 2 runs failed" in done.err.splitlines()[-1]
     assert [row["average_accuracy"] for row in done.json["rows"]] == [None, None]
     assert "is not finite" in done.json["rows"][0]["errors"][0]
-    search = call("study", "lengths", deep.preset, "--runs", tmp_path, *SHORT, "--train.lr", 1e30, "--budget", 4)
+    search = call("study", "lengths", deep.preset, *options, "--budget", 4)
     assert "4 of 4 runs failed" in search.err.splitlines()[-1]
-
-
-def mistaken(world: World, tmp_path: Path, *words: object) -> Outcome:
-    return call("study", *words, "--runs", tmp_path / "runs")
 
 
 @pytest.mark.parametrize(
@@ -422,7 +422,8 @@ def mistaken(world: World, tmp_path: Path, *words: object) -> Outcome:
     ],
 )
 def test_mistakes_are_answered_with_the_remedy(words: list[str], said: list[str], deep: World, tmp_path: Path) -> None:
-    error = mistaken(deep, tmp_path, *(str(deep.preset) if word == "PRESET" else word for word in words)).error
+    given = [str(deep.preset) if word == "PRESET" else word for word in words]
+    error = call("study", *given, "--runs", tmp_path / "runs").error
     for part in said:
         assert part in error
     assert not list(tmp_path.rglob("manifest.json"))

@@ -480,14 +480,24 @@ def check_model(
 # A full disk
 
 
-def campaign_disk(source: Path, folder: Path, seed: int) -> dict[str, Any]:
+def campaign_disk(source: Path, folder: Path) -> dict[str, Any]:
     """Let files grow only so far; return what the server said and whether the old model stayed."""
     rows, problems = [], []
-    for limit in (4_000, 20_000, 60_000, 150_000, 300_000, 600_000, 2_000_000):
+    largest = max(len(content) for content in kept_files(source).values())
+    for share in (
+        0.3,
+        0.6,
+        0.9,
+        1.0,
+        1.1,
+        1.5,
+        4.0,
+    ):  # of what the old model's largest file takes; the new one is larger
+        limit = int(share * largest)
         model = copied(source, folder / f"disk-{limit}")
         before = kept_files(model)
         with Server(model, folder / "watched-disk", limit) as server, server.client() as client:
-            reply = client.post("/tasks", files=lesson(side=128), data={"epochs": "1", "name": "new"})
+            reply = client.post("/tasks", files=lesson(side=16), data={"epochs": "1", "name": "new"})
             row = {"largest_file": limit, "upload": reply.status_code, "said": reply.json().get("error", "")}
             if reply.status_code == 202:
                 job = ended(client, reply.json()["id"])
@@ -543,7 +553,7 @@ def main() -> int:
         if "kills" in options.what:
             found["kills"] = campaign_kills(source, folder, options.kills, options.seed)
         if "disk" in options.what:
-            found["disk"] = campaign_disk(source, folder, options.seed)
+            found["disk"] = campaign_disk(source, folder)
     text = json.dumps(found, indent=2)
     sys.stdout.write(text + "\n")
     if options.out:

@@ -402,7 +402,7 @@ def add_serve(command: Parser) -> None:
     command.add_argument("--port", type=int, default=8000, help="0: any free one (default: %(default)s)")
     command.add_argument("--token", help="what clients must show (default: $DUALPROMPT_TOKEN, which others cannot see)")
     command.add_argument("--device", default="auto", help=DEVICE)
-    command.add_argument("--max-batch", type=int, default=32, help="images predicted together (default: %(default)s)")
+    command.add_argument("--max-batch", type=int, default=16, help="images predicted together (default: %(default)s)")
 
 
 SERVE_EXAMPLES = """\

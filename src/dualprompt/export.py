@@ -273,7 +273,7 @@ def compare(learner: ContinualLearner, predict: Predictor, sample: Sample) -> Co
 
 
 def decide(outputs: Mapping[str, Any], labels: Sequence[str], threshold: float | None = None) -> list[str | None]:
-    """Return the label of each image, as the learner does; None, "none of these", where trust is below the threshold."""
+    """Return the label of each image as the learner does; None, "none of these", where trust is below the threshold."""
     probabilities = outputs["probabilities"]
     trust = outputs["similarity"].clip(min=0) * probabilities.max(axis=1) ** 0.5
     known = np.full(len(trust), True) if threshold is None else trust >= threshold

@@ -397,7 +397,10 @@ class ContinualLearner:
         """Forget a task, by name or id, or a class; return what was forgotten.
 
         Its classes can never be predicted again. The logits of all others stay as they are, bit for bit, for every
-        image that was not matched to a task that is gone.
+        image that was not matched to a task that is gone. Of a task, the E-Prompt, key, means, covariance and head
+        rows are removed; of a class, its means and rows. What tasks share was shaped by the forgotten one too, and
+        stays as it is: the G-Prompt, the covariance of all classes that matches images to tasks, later E-Prompts
+        that began where this one ended, and the other rows. Forgetting the last class removes that as well.
         """
         with self._changing:
             model = self._model
@@ -534,7 +537,7 @@ def _trust(answer: Answer) -> float:
 
     Similarity stays what it was when new classes come, probability shrinks; its root shrinks by half as much.
     """
-    return max(answer.similarity, 0.0) * answer.top[0].probability**0.5
+    return max(answer.similarity, 0.0) * answer.top[0].probability ** 0.5
 
 
 def _device(name: str) -> str:

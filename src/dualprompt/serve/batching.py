@@ -38,7 +38,7 @@ class Batcher(Generic[Result]):
     def __init__(
         self,
         compute: Callable[[np.ndarray, Sequence[int]], Sequence[Result]],
-        largest: int = 32,
+        largest: int = 16,
         wait: float = 0.004,
         queued: int = 512,
         observe: Callable[[int], None] = lambda size: None,

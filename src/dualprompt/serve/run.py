@@ -40,7 +40,7 @@ def serve(
     token: str | None,
     device: str,
     started: Callable[[str], None],
-    largest_batch: int = 32,
+    largest_batch: int = 16,
     limits: Limits | None = None,
 ) -> None:
     """Serve the saved model at `path` until a signal ends it; `started` is called with the address."""

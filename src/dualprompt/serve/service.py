@@ -33,7 +33,7 @@ class Settings:
 
     rules: Rules = field(default_factory=Rules)
     limits: Limits = field(default_factory=Limits)
-    largest_batch: int = 32
+    largest_batch: int = 16
     batch_wait: float = 0.004
 
 

@@ -181,15 +181,15 @@ def load(name: str) -> Study:
 
 def spread(values: Sequence[int], count: int | None, keep: Sequence[int] = ()) -> list[int]:
     """Return at most `count` of ordered values: those of `keep` that are there, the ends, and others in between."""
-    wanted = [value for value in keep if value in values]
     if count is None or count >= len(values):
         return list(values)
     if count < 1:
         raise DualPromptError(f"--budget must be at least 1, found {count}")
-    chosen = set(wanted[:count])
+    wanted = [value for value in (*keep, values[-1], values[0]) if value in values]
+    chosen = set(list(dict.fromkeys(wanted))[:count])
     while len(chosen) < count:  # the value that is farthest from all chosen ones comes next
         rest = [value for value in values if value not in chosen]
-        chosen.add(max(rest, key=lambda value: min((abs(value - other) for other in chosen), default=0)))
+        chosen.add(max(rest, key=lambda value: min(abs(value - other) for other in chosen)))
     return sorted(chosen)
 
 

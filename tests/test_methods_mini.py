@@ -1,0 +1,80 @@
+"""Every method on a little of `mini`, with the preset's values for it: it learns, and FT-seq forgets more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dualprompt.config import compose
+from dualprompt.methods.base import METHODS
+from dualprompt.training import group
+from dualprompt.training.loop import train
+from dualprompt.training.run import Run
+from dualprompt.training.setup import Setup, prepare
+
+# Two tasks of three classes, 16 images of each to learn from and 40 to be judged on, 15 steps a task.
+LITTLE: dict[str, Any] = {
+    "benchmark.dataset": "mini-shapes",
+    "benchmark.tasks": [["disc", "triangle", "cross"], ["square", "star", "heart"]],
+    "benchmark.train_per_class": 16,
+    "backbone.input_size": 48,
+    "train.epochs": 5,
+    "train.batch_size": 16,
+    "device": "cpu",
+}
+OWN: dict[str, dict[str, Any]] = {
+    "bic": {"method.correction_epochs": 5},
+    "co2l": {"train.epochs": 2, "method.head_epochs": 3},
+    "er": {"train.epochs": 8},
+    "ewc": {"method.ewc_lambda": 1e6},  # what is learned so surely has little Fisher information
+    "gdumb": {"train.epochs": 6},
+    "l2p": {"method.length": 2, "method.top_n": 2, "method.pool_size": 5},
+    "lwf": {"train.lr": 2e-4},
+    "ranpac": {"method.projection": 200},
+}
+Learn = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def learn(tmp_path_factory: pytest.TempPathFactory) -> Learn:
+    """Return what trains a method, once; all share the images."""
+    results: dict[str, dict[str, Any]] = {}
+    setup: Setup | None = None
+
+    def run(name: str, **options: Any) -> dict[str, Any]:
+        nonlocal setup
+        key = f"{name} {options}"
+        if key not in results:
+            own = {f"method.{option}": value for option, value in options.items()}
+            config = compose("mini", None, LITTLE | OWN.get(name, {}) | own | {"method.name": name})
+            config = group.plan([config], baseline=False)[0].config
+            setup = prepare(config, share=setup)
+            folder = tmp_path_factory.mktemp("mini") / "run"
+            results[key] = train(setup, Run.create(folder, config, setup.stream, setup.weights, setup.precision))
+        return results[key]
+
+    return run
+
+
+def test_ft_seq_learns_each_task_and_loses_the_one_before(learn: Learn) -> None:
+    (first,), (left, newest) = learn("ft-seq")["accuracy_matrix"]
+    assert first > 75
+    assert newest > 65
+    assert left < 10
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS.names() if name != "ft-seq"])
+def test_ft_seq_forgets_more_than(name: str, learn: Learn) -> None:
+    result, sequential = learn(name), learn("ft-seq")
+    (first,), (_, newest) = result["accuracy_matrix"]
+    assert first > 70, "there must be something to forget; chance is 33 %"
+    assert newest > 20, "who does not learn does not forget; chance is 17 %"
+    assert result["average_accuracy"] > sequential["average_accuracy"]
+    assert result["forgetting"] < sequential["forgetting"] - 20
+    if name == "ewc":  # its penalty, not only that its logits are masked
+        masked = learn("ft-seq", training_logits="masked")
+        assert result["forgetting"] < masked["forgetting"] - 15
+        assert result["average_accuracy"] > masked["average_accuracy"]
