@@ -190,11 +190,16 @@ class Life:
 
 
 def start(
-    log: Path, *arguments: object, watch: Path = Path("/"), at: int | str | None = None, by: int = signal.SIGKILL
+    log: Path,
+    *arguments: object,
+    watch: Path = Path("/"),
+    at: int | str | tuple[str, int] | None = None,
+    by: int = signal.SIGKILL,
 ) -> Life:
     """Start the command. The signal `by` hits it right before a change to files below `watch`.
 
-    `at` is that change's number, or how the first such change begins: "os.rename checkpoints/.task-0002".
+    `at` is that change's number, or how the first such change begins: "os.rename checkpoints/.task-0002", or that
+    and which one of those it is, counted from 1.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
@@ -204,7 +209,7 @@ def start(
     return Life(process, log)
 
 
-def _live(arguments: list[str], log: str, watch: str, at: int | str | None, by: int) -> None:
+def _live(arguments: list[str], log: str, watch: str, at: int | str | tuple[str, int] | None, by: int) -> None:
     file = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     os.dup2(file, 1)
     os.dup2(file, 2)
@@ -220,7 +225,8 @@ def _live(arguments: list[str], log: str, watch: str, at: int | str | None, by: 
         if not f"{path}/".startswith(f"{watch}/") or (event == "open" and details[1] in (None, "r", "rb")):
             return
         changes.append(f"{event} {path.removeprefix(f'{watch}/')}")
-        if len(changes) == at or (isinstance(at, str) and changes[-1].startswith(at)):
+        begins, which = (at, 1) if isinstance(at, str) else at if isinstance(at, tuple) else ("", at)
+        if changes[-1].startswith(begins) and sum(change.startswith(begins) for change in changes) == which:
             os.kill(os.getpid(), by)
 
     sys.addaudithook(count)
@@ -240,7 +246,7 @@ def interrupted(world: World, out: Path, *options: object) -> Path:
 def remains(run: Path) -> dict[str, Any]:
     """Return all that a finished group of runs leaves, but for what must differ: its place and how long it took."""
     left: dict[str, Any] = {}
-    for folder in (run, run / "baseline"):
+    for folder in (run, *run.glob("baseline")):
         result = json.loads((folder / "result.json").read_text())
         assert result.pop("run_dir") == str(folder)
         lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

@@ -17,12 +17,13 @@ from PIL import Image
 
 from dualprompt import __version__
 from dualprompt.cli import main, read_value, split_overrides
-from dualprompt.config import BenchmarkConfig, RunConfig
+from dualprompt.config import BenchmarkConfig, RunConfig, compose, compose_beside
 from dualprompt.data.cache import Store
 from dualprompt.data.sources import GROUPS
 from dualprompt.data.stream import build_stream
 from dualprompt.studies import tables
 from dualprompt.training import group
+from dualprompt.training.run import Run
 from sandbox import CLASSES, COMMAND, World, call, contents, shell, start
 
 COMMANDS = ("run", "resume", "eval", "show", "list", "data")
@@ -125,6 +126,49 @@ def test_without_baseline_or_as_the_baseline(world: World, tmp_path: Path) -> No
     assert (head["method"], head["baseline"], head["matching_matrix"]) == ("frozen-head", None, None)
     assert not (tmp_path / "head" / "key_similarity.png").exists()
     assert "frozen-head" in (tmp_path / "head" / "table.txt").read_text()
+
+
+def test_the_baseline_has_training_values_of_its_own(world: World, tmp_path: Path) -> None:
+    own = {"er": {"buffer_size": 5, "train": {"lr": 0.001, "schedule": "cosine"}}}
+    preset = world.preset_with("baseline.yaml", methods=own)
+    options = ("--train.epochs", 1, "--train.lr", 0.003, "--method.buffer_size", 4, "--seeds", 2)
+    assert call("run", preset, "--method", "er", "--out", tmp_path / "run", *options).code == 0
+    for seed in (0, 1):
+        er, head = (Run.open(tmp_path / "run" / f"seed-{seed}" / place).config() for place in (".", "baseline"))
+        assert (er.seed, head.seed) == (seed, seed)
+        assert (er.train.lr, er.train.schedule, er.train.epochs) == (0.003, "cosine", 1)
+        assert (head.train.lr, head.train.schedule, head.train.epochs) == (0.02, "constant", 1)
+        assert (er.method["training_logits"], head.method["training_logits"]) == ("unmasked", "masked")
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {},
+        {"train.lr": 0.1, "train.augment": "random_resized_crop", "evaluate.view": "centre_crop"},
+        {"method.e_length": 4, "seed": 3},
+        {"method.training_logits": "unmasked", "benchmark.tasks": 2, "backbone.input_size": 32},
+    ],
+)
+@pytest.mark.parametrize("recipe", ["paper", "official", "tuned"])
+def test_the_baseline_of_dualprompt_is_trained_as_dualprompt_is(recipe: str, overrides: dict[str, Any]) -> None:
+    config = compose("split-cifar100", recipe, overrides)
+    beside = compose_beside("split-cifar100", recipe, overrides, group.BASELINE)
+    method, baseline = (member.config for member in group.plan([config], beside))
+    assert baseline.model_copy(update={"method": method.method}) == method
+    logits = overrides.get("method.training_logits", "masked")
+    assert baseline.method == {"name": "frozen-head", "training_logits": logits}
+    assert [method, baseline] == [member.config for member in group.plan([config], baseline=True)]
+
+
+def test_tasks_of_one_class_are_refused_for_the_baseline_too_before_anything_is_learned(
+    world: World, tmp_path: Path
+) -> None:
+    command = ("run", world.preset, "--method", "er", "--out", tmp_path / "run", "--benchmark.tasks", "[1, 2, 3]")
+    assert "has one class" in call(*command, "--train.lr", 0.001).error
+    assert not (tmp_path / "run").exists()
+    assert call(*command, "--train.lr", 0.001, "--method.training_logits", "unmasked").code == 0
+    assert Run.open(tmp_path / "run" / "baseline").config().method["training_logits"] == "unmasked"
 
 
 def test_overrides_and_flags(world: World, tmp_path: Path) -> None:

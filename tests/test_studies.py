@@ -392,15 +392,22 @@ def test_auto_names_the_extra_that_it_needs(deep: World, tmp_path: Path, monkeyp
 
 
 def test_a_failed_setting_is_shown_and_never_wins(deep: World, tmp_path: Path) -> None:
-    done = call(
-        "study", "prompting", deep.preset, "--runs", tmp_path, *SHORT, "--seeds", 1, "--train.lr", 1e30, "--json"
-    )
+    options = ("--runs", tmp_path, *SHORT, "--train.lr", 1e30)
+    done = call("study", "prompting", deep.preset, *options, "--seeds", 1, "--json")
     assert done.code == 2
     assert "2 of 2 runs failed" in done.err.splitlines()[-1]
     assert [row["average_accuracy"] for row in done.json["rows"]] == [None, None]
     assert "is not finite" in done.json["rows"][0]["errors"][0]
     search = call("study", "lengths", deep.preset, *options, "--budget", 4)
     assert "4 of 4 runs failed" in search.err.splitlines()[-1]
+    # An odd length cannot be split into halves for K and V, so that only one of four settings can be run.
+    options = ("--runs", tmp_path, *SHORT, "--method.length_counts", "split", "--budget", 4)
+    some = call("study", "lengths", deep.preset, *options, "--json")
+    assert some.json["chosen"] == {"method.g_length": 20, "method.e_length": 20}
+    assert "4 of 6 runs failed" in some.err.splitlines()[-1]
+    assert "L_g 5, L_e 20 failed" in some.json["finding"]
+    table = (tmp_path / "study-lengths-tiny" / "table.md").read_text()
+    assert table.count("| failed |") == 4
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from dualprompt.config import compose
+from dualprompt.config import RunConfig, compose, load_preset, preset_names
 from dualprompt.errors import DualPromptError
 from dualprompt.methods.base import METHODS
 from dualprompt.studies.sweep import Sweep
@@ -160,6 +160,30 @@ def test_without_a_grid_each_method_uses_its_own(world: World, monkeypatch: pyte
     # The smallest grid decides, so that no method has more tries than another.
     monkeypatch.setattr(METHODS["dualprompt"], "grid", {"train.lr": (0.1, 0.2)})
     assert [len(tries) for tries in plan(world, ["dualprompt", "frozen-head"], {}, None).values()] == [2, 2]
+
+
+@pytest.mark.parametrize("preset", preset_names())
+def test_every_method_has_as_many_points_as_any_other(preset: str) -> None:
+    for recipe in load_preset(preset)["recipes"]:
+        tries = Sweep(preset, recipe, METHODS.names(), {}, None, {}).configs()
+        assert {name: len(each) for name, each in tries.items() if len(each) != 4} == {"simple-cil": 1}
+        for each in tries.values():
+            assert len({json.dumps(values) for values, _ in each}) == len(each)
+
+
+@pytest.mark.parametrize("preset", preset_names())
+def test_presets_train_each_method_as_it_must_be(preset: str) -> None:
+    for recipe, common in load_preset(preset)["recipes"].items():
+        for name in METHODS.names():
+            config = compose(preset, recipe, {"method.name": name})
+            train = config.train
+            if "train_backbone" in METHODS[name].Config.model_fields:  # a step of 0.005 would wreck the backbone
+                assert 1e-5 <= train.effective_lr <= 5e-4
+                assert train.schedule == "cosine"
+            elif name not in ("l2p", "coda-prompt"):
+                expected = RunConfig.model_validate({"benchmark": {"dataset": "x"}, "train": common["train"]}).train
+                assert train == expected.model_copy(update={"recipe": recipe})
+            assert (train.augment, train.batch_size) == (common["train"]["augment"], common["train"]["batch_size"])
 
 
 def test_a_buffer_is_for_methods_that_rehearse(world: World) -> None:

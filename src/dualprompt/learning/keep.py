@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,7 @@ def write(path: Path, facts: dict[str, Any], state: State, card: str) -> None:
         if not is_model(path) or read_json(path / MODEL).get("tensors", {}).get("file") != tensors.name:
             tensors.unlink(missing_ok=True)
         raise
+    shutil.copymode(path / MODEL, tensors)  # safetensors makes files that only their owner may read
     write_text(path / CARD, card)
     for old in path.iterdir():
         if old != tensors and (_TENSORS.fullmatch(old.name) or is_partial(old)):

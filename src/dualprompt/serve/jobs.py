@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -227,6 +228,7 @@ class Jobs:
         return told or f"the learning process {how}; the model is unchanged, send the task again"
 
     def _finish(self, job: Job, error: str | None = None) -> None:
+        error = error and error.replace(f"{self.model.path}{os.sep}", "")  # clients need not know where it lies
         job.state, job.error = ("failed", error) if error else ("done", None)
         job.progress, job.message = (job.progress, "") if error else (1.0, "")
         finished = [job.id for job in self.jobs.values() if job.state in ("done", "failed")]

@@ -38,7 +38,9 @@ def run(lab: Lab) -> Outcome:
         f"On validation images {chosen.setting.label} is the best of {len(finished)} (A = {chosen.mean():.2f}); "
         f"the paper's {papers.label} "
     )
-    if chosen is theirs:
+    if not theirs.results:
+        sentence += "failed."
+    elif chosen is theirs:
         sentence += "is that choice: its finding holds here."
     elif theirs.mean() == chosen.mean():
         sentence += "is as accurate: its finding is neither confirmed nor refuted here."

@@ -16,6 +16,7 @@ from dualprompt.studies.pictures import Picture, save_with_data
 from dualprompt.studies.sheet import Sheet
 
 LARGEST = 3_000_000  # bytes of a page
+SMALLEST = 0.68  # of a drawing's width, to which a narrow screen shrinks it
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ def _prepared(item: Item, folder: Path, prefix: str) -> dict[str, Any]:
         drawing = save_with_data(folder, item.name, item.picture).read_text(encoding="utf-8")
         return {
             "kind": item.kind,
-            "shape": item.picture.kind,
+            "least": round(item.picture.size[0] * 96 * SMALLEST),
             "svg": _inline(drawing, prefix, item.picture.title),
             "files": f"{folder.name}/{item.name}",
         }

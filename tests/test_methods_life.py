@@ -1,0 +1,184 @@
+"""One life for every method: learn two tasks, be killed and go on, be saved, loaded, judged and shown."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dualprompt.config import RunConfig, compose, parse
+from dualprompt.methods.base import METHODS, Method, method_config
+from dualprompt.training import group
+from dualprompt.training.checkpoint import of_buffer, of_method
+from dualprompt.training.feed import Feed
+from dualprompt.training.loop import train
+from dualprompt.training.run import Run, config_digest
+from dualprompt.training.setup import Setup, prepare
+from sandbox import VIT, World, call, remains, start
+
+SMALL: dict[str, dict[str, Any]] = {
+    "bic": {"correction_epochs": 2},
+    "coda-prompt": {"layers": [1, 2], "components": 2, "length": 2},
+    "dualprompt": {"g_layers": [1], "e_layers": [2, 3], "g_length": 2, "e_length": 3, "align_steps": 20},
+    "l2p": {"pool_size": 4, "length": 2, "top_n": 2},
+    "ranpac": {"projection": 40},
+}
+FINE_TUNERS = [name for name in METHODS.names() if "train_backbone" in METHODS[name].Config.model_fields]
+REHEARSE = ["bic", "co2l", "der++", "er", "gdumb"]
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{name: (name, {}) for name in METHODS.names()},
+    **{f"{name}, frozen": (name, {"method.train_backbone": False}) for name in FINE_TUNERS},
+    "dualprompt, ridge": ("dualprompt", {"method.head": "ridge"}),
+    "dualprompt, Gaussians": ("dualprompt", {"method.head": "gaussian"}),
+    "dualprompt, several keys": ("dualprompt", {"method.matching": "keys"}),
+    "dualprompt, Gaussian matching": ("dualprompt", {"method.matching": "gaussian"}),
+}
+CLASSES, TASKS, DIM = 6, 2, VIT.dim
+KEPT: dict[str, Callable[[int], int]] = {  # numbers kept besides what is trained; the argument is how many those are
+    "dualprompt, ridge": lambda _: (DIM + 1) ** 2 + (DIM + 1) * CLASSES,
+    "dualprompt, Gaussians": lambda _: CLASSES * DIM + TASKS * DIM**2,
+    "dualprompt, several keys": lambda _: TASKS * 5 * DIM,
+    "dualprompt, Gaussian matching": lambda _: CLASSES * DIM + DIM**2 + 1,
+    "ewc": lambda trained: 2 * trained,
+    "ewc, frozen": lambda trained: 2 * trained,
+    "ranpac": lambda _: DIM * 40 + 40**2 + 40 * CLASSES,
+}
+
+
+def test_the_matrix_knows_who_rehearses() -> None:
+    assert [name for name in METHODS.names() if "buffer_size" in METHODS[name].Config.model_fields] == REHEARSE
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_life(variant: str, world: World, tmp_path: Path) -> None:
+    name, options = VARIANTS[variant]
+    arguments = preset_and_options(world, name, options)
+    setup, truth = learn(arguments, tmp_path / "truth")
+
+    check_result(variant, name, truth)
+    check_config(setup, truth)
+    check_loaded(setup, truth)
+    out = killed_and_resumed(arguments, truth, tmp_path)
+    check_commands(out, truth.result(), pictures=", frozen" not in variant)
+
+
+def preset_and_options(world: World, name: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return a preset of two tasks of three classes, and what is asked for on top: also augmentation, now and then."""
+    small = {name: own | ({"buffer_size": 8} if name in REHEARSE else {}) for name, own in SMALL.items()}
+    small |= {name: {"buffer_size": 8} for name in REHEARSE if name not in SMALL}
+    benchmark = {"name": "tiny", "dataset": str(world.images), "tasks": TASKS}
+    preset = world.preset_with("two-tasks.yaml", methods=small, benchmark=benchmark)
+    augmented = {"train.augment": "random_resized_crop"} if "method.train_backbone" in options else {}
+    return str(preset), {"method.name": name, "train.lr": 0.002, "checkpoint.every_seconds": 0} | augmented | options
+
+
+def learn(arguments: tuple[str, dict[str, Any]], folder: Path) -> tuple[Setup, Run]:
+    """Learn without being disturbed, in this process."""
+    preset, overrides = arguments
+    config = group.plan([compose(preset, None, overrides)], baseline=False)[0].config
+    setup = prepare(config)
+    run = Run.create(folder, config, setup.stream, setup.weights, setup.precision)
+    train(setup, run)
+    return setup, run
+
+
+def check_result(variant: str, name: str, run: Run) -> None:
+    result, state = run.result(), run.checkpoints.after_task(TASKS - 1)
+    assert [len(row) for row in result["accuracy_matrix"]] == [1, 2]
+    parameters = result["parameters"]
+    assert parameters["kept"]["count"] == KEPT.get(variant, lambda _: 0)(parameters["trained"])
+    held = of_buffer(state)
+    if name not in REHEARSE:
+        assert result["buffer"] is None
+        assert not held
+        return
+    size = sum(value.nbytes for key, value in held.items() if key in ("pixels", "labels", "notes"))
+    assert result["buffer"] == {"images": 8, "bytes": size}
+    assert len(held["labels"]) == 8
+    assert ("notes" in held) == (name == "der++")
+
+
+def check_config(setup: Setup, run: Run) -> None:
+    """The resolved config survives JSON: it parses to the same run."""
+    manifest = json.loads(run.manifest_path.read_text())
+    again = parse(RunConfig, manifest["config"])
+    assert config_digest(again) == config_digest(setup.config) == manifest["identity"]["config"]
+    assert method_config(again.method) == setup.method.config
+    assert json.loads(again.model_dump_json()) == manifest["config"]
+
+
+def logits(method: Method, feed: Feed, setup: Setup) -> torch.Tensor:
+    method.eval()
+    found = []
+    for subset in setup.judged(TASKS):
+        for inputs in feed.judging(subset, method.uses_frozen):
+            found.append(method.predict(feed.batch(subset.images, inputs)).logits)
+    return torch.cat(found)
+
+
+def check_loaded(setup: Setup, run: Run) -> None:
+    """What is on disk makes a fresh method predict the same, bit for bit."""
+    fresh = prepare(setup.config)
+    fresh.method.load_state(of_method(run.checkpoints.after_task(TASKS - 1)))
+    assert fresh.method.state().keys() == setup.method.state().keys()
+    mine, loaded = (logits(each.method, each.feed, each) for each in (setup, fresh))
+    assert mine.shape[1] == CLASSES
+    assert torch.equal(mine, loaded)
+
+
+def killed_and_resumed(arguments: tuple[str, dict[str, Any]], truth: Run, tmp_path: Path) -> Path:
+    """Die in the second task's first epoch, die again after its last step, and still come to the same end."""
+    preset, overrides = arguments
+    words = [word for key, value in overrides.items() for word in (f"--{key}", value)]
+    lines = [json.loads(line) for line in truth.metrics_path.read_text().splitlines()]
+    first_task = next(number for number, line in enumerate(lines, start=1) if line["event"] == "task")
+    out, log = tmp_path / "run", tmp_path / "log"
+    command = ["run", preset, "--no-baseline", "--out", out, *words]
+    life = start(log, *command, watch=out, at=("open metrics.jsonl", first_task + 1))
+    assert life.end() == -signal.SIGKILL, life.text
+    assert not (out / "checkpoints" / "task-0002.safetensors").exists()
+    trains = any(line["event"] == "epoch" for line in lines)
+    assert (out / "checkpoints" / "progress.safetensors").exists() == trains
+    life = start(log, "resume", out, watch=out, at="os.rename checkpoints/.task-0002")
+    assert life.end() == -signal.SIGKILL, life.text
+    group.resume(out)
+    mine, other = remains(out)["."], remains(truth.folder)["."]
+    for what in ("result", "log", "state", "progress"):
+        assert mine[what] == other[what], what
+    return out
+
+
+def check_commands(out: Path, result: dict[str, Any], pictures: bool) -> None:
+    judged = call("eval", out, "--json")
+    assert judged.code == 0, judged.err
+    assert judged.json["accuracy_matrix"] == result["accuracy_matrix"]
+    assert judged.json["matching_matrix"] == result["matching_matrix"]
+    if not pictures:  # which take longest, and are the same for both
+        return
+    shown = call("show", out)
+    assert shown.code == 0, shown.err
+    assert f"accuracy matrix of {result['method']}" in shown.out
+    assert f"{result['average_accuracy']:.2f}" in shown.out
+
+
+def test_the_page_names_every_method_and_its_defaults() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "methods.md").read_text()
+    described, optional = page.split("## Options")
+    for name in METHODS.names():
+        assert described.count(f"| `{name}` |") == 1
+        fields = METHODS[name].Config.model_fields
+        begins = f"| `{name}` | {fields['training_logits'].default} |"
+        row = next(line for line in optional.splitlines() if line.startswith(begins))
+        for option, field in fields.items():
+            if option in ("name", "training_logits", "train_backbone", "buffer_size"):
+                continue
+            assert f"`{option}`" in row, option
+            value = field.default
+            if value is not None:
+                shown = ",".join(map(str, value)) if isinstance(value, tuple) else json.dumps(value).strip('"')
+                assert f"`{option}` = {shown.removesuffix('.0')}" in row, option
