@@ -335,7 +335,7 @@ def test_a_log_that_cannot_grow(world: World, truth: dict[str, Any], tmp_path: P
 
 
 def test_a_limit_on_the_size_of_files(world: World, truth: dict[str, Any], tmp_path: Path) -> None:
-    run = interrupted(world, tmp_path / "run")
+    run = interrupted(world, tmp_path / "run", "--checkpoint.every_seconds", "0")
     before = checkpoints(run)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (5000, hard))

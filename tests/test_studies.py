@@ -18,12 +18,13 @@ from hypothesis import strategies as st
 from PIL import Image
 from safetensors.numpy import load_file
 
+from dualprompt.config import compose
 from dualprompt.errors import DualPromptError
 from dualprompt.studies import STUDIES, paper
 from dualprompt.studies.diversity import within_class
 from dualprompt.studies.layers import around_e, around_g
 from dualprompt.studies.prompts_tsne import Prompts, collect, movement, plane
-from dualprompt.studies.study import load, spread
+from dualprompt.studies.study import Lab, load, spread
 from dualprompt.studies.words import Difference, span
 from dualprompt.training.run import Run
 from sandbox import VIT, World, call, contents, make_world, write_weights
@@ -223,6 +224,8 @@ def test_ablation_has_the_papers_seven_rows(deep: World, root: Path) -> None:
     value, folder = study("ablation", deep, root, "--seeds", 1)
     methods = [config_of(row["runs"][0])["method"] for row in value["rows"]]
     assert methods[0]["name"] == "frozen-head"
+    schedules = [config_of(row["runs"][0])["train"] | {"recipe": ""} for row in value["rows"]]
+    assert all(schedule == schedules[0] for schedule in schedules)
     assert [(m["g_layers"], m["e_layers"]) for m in methods[1:]] == [
         ([2], []), ([], [5]), ([2], [5]), ([1, 2], []), ([], [3, 4, 5]), ([1, 2], [3, 4, 5]),
     ]  # fmt: skip
@@ -445,6 +448,14 @@ def test_every_study_says_what_it_is() -> None:
         assert found.searches == (found.mini_budget is not None)
     with pytest.raises(DualPromptError, match="unknown study"):
         load("tables")
+
+
+def test_methods_of_a_reduced_benchmark_are_trained_as_its_preset_says(tmp_path: Path) -> None:
+    lab = Lab("mini", None, {}, 1, None, tmp_path, lambda configs: [])
+    for method in ("dualprompt", "frozen-head", "er", "gdumb"):
+        found, usual = lab.config({"method.name": method}), compose("mini", None, {"method.name": method})
+        assert found.train == usual.train
+        assert (found.benchmark.train_per_class, found.backbone.input_size) == (10, 48)
 
 
 @given(st.integers(1, 30), st.integers(1, 30), st.lists(st.integers(1, 30), max_size=2, unique=True))

@@ -300,7 +300,7 @@ def test_listing_needs_no_torch() -> None:
     paths = {"PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ, **paths})
     assert {"name", "title", "source", "licence", "needs_network"} == set(known()[0])
-    assert [entry["name"] for entry in known() if not entry["needs_network"]] == ["embedded"]
+    assert [entry["name"] for entry in known() if not entry["needs_network"]] == ["embedded", "vit-b16-random"]
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth", ".pt", ".bin", ".npz"])
