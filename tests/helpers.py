@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,11 @@ def task_view(
 ) -> TaskView:
     """The `index`-th of tasks that all have `classes` classes."""
     found = torch.empty(0, dtype=torch.int64) if labels is None else labels
+
+    def batches() -> Iterator[Batch]:
+        if images is not None:
+            yield Batch(lambda: images, found)
+
     return TaskView(
         index=index,
         name=f"task {index + 1}",
@@ -55,7 +61,7 @@ def task_view(
         generator=seeded(100 + index),
         queries=lambda: torch.empty(0) if queries is None else queries,
         labels=found,
-        batches=lambda: iter(() if images is None else [Batch(lambda: images, found)]),
+        batches=batches,
     )
 
 
