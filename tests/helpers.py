@@ -51,7 +51,8 @@ def task_view(
 
     def batches() -> Iterator[Batch]:
         if images is not None:
-            yield Batch(lambda: images, found)
+            shown: Tensor = images
+            yield Batch(lambda: shown, found)
 
     return TaskView(
         index=index,
