@@ -24,7 +24,7 @@ from dualprompt.studies import STUDIES, paper
 from dualprompt.studies.diversity import within_class
 from dualprompt.studies.layers import around_e, around_g
 from dualprompt.studies.prompts_tsne import Prompts, collect, movement, plane
-from dualprompt.studies.study import Lab, load, spread
+from dualprompt.studies.study import HELD_OUT, Lab, load, spread
 from dualprompt.studies.words import Difference, span
 from dualprompt.training.run import Run
 from sandbox import VIT, World, call, contents, make_world, write_weights
@@ -276,7 +276,8 @@ def test_buffers_draws_curves_and_levels(deep: World, root: Path) -> None:
     assert float(level["average accuracy A (%)"]) == dualprompt["average_accuracy"]
     assert f"A = {dualprompt['average_accuracy']:.2f}" in value["finding"]
     enough = [n for n, row in ((4, small), (8, large)) if row["average_accuracy"] >= dualprompt["average_accuracy"]]
-    assert (f"er reaches it with {enough[0]}" if enough else "er not even with 8") in value["finding"]
+    share = f"({(enough or [8])[0] / 39:.0%} of the training images)"
+    assert (f"er reaches it with {enough[0]} {share}" if enough else f"er not even with 8 {share}") in value["finding"]
 
 
 def test_prompts_come_from_the_checkpoints(deep: World, root: Path) -> None:
@@ -456,6 +457,16 @@ def test_methods_of_a_reduced_benchmark_are_trained_as_its_preset_says(tmp_path:
         found, usual = lab.config({"method.name": method}), compose("mini", None, {"method.name": method})
         assert found.train == usual.train
         assert (found.benchmark.train_per_class, found.backbone.input_size) == (10, 48)
+
+
+def test_a_setting_that_repeats_the_recipe_is_the_recipe(tmp_path: Path) -> None:
+    lab = Lab("mini", None, {}, 1, None, tmp_path, lambda configs: [])
+    repeats = {"method.prompting": "pre-t", "method.g_layers": [1, 2], "method.e_layers": [3, 4, 5]}
+    assert lab.config(repeats) == lab.config({})
+    assert lab.config({}).train.recipe == "paper"
+    other = lab.config(repeats | {"method.prompting": "pro-t"})
+    assert (other.train.recipe, other.method["prompting"]) == ("paper, changed", "pro-t")
+    assert lab.config(HELD_OUT).benchmark.evaluate_on == "validation"
 
 
 @given(st.integers(1, 30), st.integers(1, 30), st.lists(st.integers(1, 30), max_size=2, unique=True))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dualprompt.backbones import weights
-from dualprompt.config import BUFFER_SIZE, RunConfig, compose
+from dualprompt.config import BUFFER_SIZE, RunConfig, changes_recipe, compose
 from dualprompt.errors import DualPromptError, nearest
 from dualprompt.methods.base import METHODS, method_config
 from dualprompt.metrics import mean_and_deviation
@@ -117,9 +117,12 @@ class Lab:
 
     def config(self, options: dict[str, Any]) -> RunConfig:
         """Return the run of a setting, with the first seed; whatever is wrong with it shows here."""
-        config = compose(self.preset, self.recipe, REDUCED.get(self.preset, {}) | self._general(options) | options)
-        method_config(config.method)
-        return config
+        given = REDUCED.get(self.preset, {}) | self._general(options)
+        config = compose(self.preset, self.recipe, given | options)
+        # A setting that only repeats what the recipe says is the recipe: its runs are those of other commands.
+        same = {key: value for key, value in options.items() if not changes_recipe(key)}
+        plain = compose(self.preset, self.recipe, given | same)
+        return plain if _resolved(plain) == _resolved(config) else config
 
     def _method(self, options: dict[str, Any]) -> str:
         return options.get("method.name", "dualprompt")
@@ -166,6 +169,12 @@ class Study:
     seeds: int = 1  # unless the user says otherwise
     searches: bool = False  # whether a budget means something to it
     mini_budget: int | None = None  # for the embedded benchmark, unless the user says otherwise
+
+
+def _resolved(config: RunConfig) -> dict[str, Any]:
+    """Return all that decides a run's result, whatever its recipe is called."""
+    method = method_config(config.method).model_dump()
+    return config.model_dump(exclude={"train": {"recipe"}}) | {"method": method}
 
 
 def load(name: str) -> Study:
