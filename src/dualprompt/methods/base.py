@@ -179,8 +179,8 @@ class Method(nn.Module, ABC):
         """Prepare for a phase: choose what trains. Called again when a run is resumed inside the phase."""
 
     def note(self, batch: Batch) -> Tensor:
-        """Return what is kept with each image that enters the buffer, (batch, columns)."""
-        raise NotImplementedError
+        """Return what is kept with each image that enters the buffer, (batch, columns); asked if the plan has notes."""
+        raise TypeError(f"{type(self).__name__} plans a buffer with notes, so it must say what to note")
 
     @abstractmethod
     def begin_task(self, task: TaskView) -> None:

@@ -23,6 +23,7 @@ from dualprompt.serve.limits import MEGABYTE, Limits, Refusal
 DIRECTORY_BYTES = 16 * MEGABYTE
 END_OF_DIRECTORY = b"PK\x05\x06"
 END_OF_ZIP64 = b"PK\x06\x07"
+# What zipfile raises on hostile archives; NotImplementedError is its word for a compression it does not know.
 DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, ValueError, OverflowError, NotImplementedError)
 
 
