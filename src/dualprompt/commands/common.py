@@ -1,0 +1,146 @@
+"""What subcommands share: their parser, options in common, reading of values, and printing."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from dualprompt.errors import DualPromptError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from dualprompt.studies.sheet import Sheet
+
+Do = Callable[[argparse.Namespace], None]
+
+DEVICE = "auto, cpu, cuda or mps"
+PRECISION = "auto (bf16 on a GPU that has it, else fp32), fp32 or bf16"
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose complaints are one line, like every other error."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise instead of printing the usage."""
+        raise DualPromptError(f"{message}; see {self.prog} --help")
+
+
+class Commands:
+    """The subcommands of a parser, and which of them take dotted options of the config."""
+
+    def __init__(self, parser: Parser) -> None:
+        self._parsers = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    def add(self, name: str, do: Do, about: str, examples: str = "", *, overrides: bool = False) -> Parser:
+        """Add a subcommand; `overrides` says that it takes `--a.b VALUE`."""
+        sub = self._parsers.add_parser(
+            name,
+            help=about,
+            description=about,
+            epilog=examples,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        sub.set_defaults(do=do, command=name, takes_overrides=overrides)
+        sub.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+        return sub
+
+    def flags(self, name: str) -> list[str]:
+        """Return the undotted options of a subcommand."""
+        actions = self._parsers.choices[name]._actions
+        return [flag[2:] for action in actions for flag in action.option_strings if flag[:2] == "--"]
+
+    def with_overrides(self) -> list[str]:
+        """Return the subcommands that take dotted options."""
+        return [name for name, sub in self._parsers.choices.items() if sub.get_default("takes_overrides")]
+
+
+def add_devices(command: Parser) -> None:
+    """Add the options that say where a run is carried out."""
+    command.add_argument("--device", help=DEVICE)
+    command.add_argument("--devices", type=int, help="processes a machine, one device each")
+    command.add_argument("--nodes", type=int, help="machines")
+
+
+def add_store(command: Parser) -> None:
+    """Add the options of commands that run many runs or reuse them."""
+    command.add_argument("--recipe", help="one of the preset's recipes (`dualprompt list presets`)")
+    command.add_argument("--backbone", help="embedded, a known name, a hub id, or a weights file")
+    command.add_argument("--runs", type=Path, help="folder that holds the runs (default: $DUALPROMPT_RUNS or runs)")
+    command.add_argument(
+        "--jobs", type=int, default=1, help="runs at a time, each in a process of its own (default: 1)"
+    )
+    command.add_argument("--device", help=DEVICE)
+    command.add_argument("--precision", help=PRECISION)
+
+
+def read_value(text: str) -> Any:
+    """Read a value as YAML; `a,b` without brackets is a list too, unless it is quoted or the path of something."""
+    import yaml
+
+    try:
+        value = yaml.safe_load(text)
+        if isinstance(value, str) and "," in value and text[0] not in "\"'" and not Path(text).exists():
+            return [yaml.safe_load(part) for part in value.split(",")]
+    except yaml.YAMLError:
+        raise DualPromptError(f"cannot read the value '{text}'; quote it as YAML") from None
+    return value
+
+
+def many_overrides(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the overrides of a command that runs several methods."""
+    if "method.name" in options.overrides:
+        raise DualPromptError("choose methods with --methods, not --method.name")
+    flags = {"backbone.name": options.backbone, "device": options.device, "precision": options.precision}
+    return options.overrides | {key: value for key, value in flags.items() if value is not None}
+
+
+def names(text: str | None) -> list[str]:
+    """Read names with commas between them, each once."""
+    return list(dict.fromkeys(part.strip() for part in (text or "").split(",") if part.strip()))
+
+
+def sizes(text: str | None, option: str = "--buffers") -> list[int]:
+    """Read numbers of images with commas between them."""
+    try:
+        found = [int(part) for part in names(text)]
+    except ValueError:
+        raise DualPromptError(f"{option} takes numbers of images as 1000,5000, found '{text}'") from None
+    if any(size < 1 for size in found):
+        raise DualPromptError(f"{option} takes numbers of at least 1, found '{text}'")
+    return found
+
+
+def emit(options: argparse.Namespace, value: Any, *tables: Table | str) -> None:
+    """Print one JSON value, or tables."""
+    if options.json:
+        sys.stdout.write(json.dumps(value, indent=2) + "\n")
+        return
+    from rich.console import Console
+
+    from dualprompt.studies.tables import wide
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=wide(*(table for table in tables if not isinstance(table, str))))
+    for table in tables:
+        if isinstance(table, str):
+            console.print(table, markup=False, highlight=False, soft_wrap=True)
+        else:
+            console.print(table)
+
+
+def fitting_sheet(sheet: Sheet) -> Table:
+    """Return a table, without its lesser columns where the terminal is too narrow for them."""
+    from rich.console import Console
+
+    from dualprompt.studies.sheet import as_rich
+    from dualprompt.studies.tables import wide
+
+    console, table = Console(), as_rich(sheet)
+    return as_rich(sheet, brief=True) if console.is_terminal and wide(table) > console.width else table

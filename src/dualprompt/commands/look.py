@@ -1,0 +1,89 @@
+"""`list`, `bench` and `data`: what there is, and how fast this machine is."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from dualprompt.commands.common import DEVICE, PRECISION, Commands, emit, sizes
+
+
+def add(commands: Commands) -> None:
+    """Add these subcommands."""
+    listing = commands.add("list", do_list, "list what there is")
+    listing.add_argument("what", choices=("methods", "benchmarks", "backbones", "presets"))
+
+    bench = commands.add("bench", do_bench, "measure speed against a straight-line twin and the machine's arithmetic")
+    bench.add_argument("--backbone", default="embedded", help="as for run")
+    bench.add_argument("--input-size", type=int, help="pixels a side (default: the checkpoint's)")
+    bench.add_argument("--batch", help="images a step, or several numbers a,b (default: 32; on a GPU 128,24)")
+    bench.add_argument("--device", default="auto", help=DEVICE)
+    bench.add_argument("--precision", default="auto", help=PRECISION)
+    bench.add_argument("--compile", default="auto", help="auto, on or off (default: on for a GPU)")
+    bench.add_argument("--end-to-end", metavar="PRESET", help="also time a whole run of a benchmark, twice")
+    bench.add_argument("--quick", action="store_true", help="shorter rounds: less exact, under a minute on 2 cores")
+
+    data = commands.add("data", do_data, "get or look at a dataset")
+    data.add_argument("action", choices=("get", "show"))
+    data.add_argument("name", help="dataset, group of datasets, or (for show) a folder")
+    data.add_argument("--root", type=Path, help="folder that holds the datasets (default: $DUALPROMPT_DATA)")
+    data.add_argument("--out", type=Path, help="gallery picture (default: NAME.png)")
+
+
+def do_list(options: argparse.Namespace) -> None:
+    """List methods, benchmarks, backbones or presets."""
+    from dualprompt.listing import LISTS
+
+    rows = LISTS[options.what]()
+    from rich.table import Table
+
+    table = Table(*rows[0].keys(), title=options.what)
+    for row in rows:
+        table.add_row(*(", ".join(value) if isinstance(value, list) else str(value) for value in row.values()))
+    emit(options, rows, table)
+
+
+def do_bench(options: argparse.Namespace) -> None:
+    """Measure speed."""
+    from dualprompt.config import RunConfig
+    from dualprompt.config import parse as validated
+    from dualprompt.console import Terminal
+    from dualprompt.studies import bench
+
+    values = {
+        "benchmark": {"dataset": "random images"},
+        "backbone": {"name": options.backbone, "input_size": options.input_size},
+        "device": options.device,
+        "precision": options.precision,
+        "compile": options.compile,
+    }
+    with Terminal() as terminal:
+        machine = bench.Bench(validated(RunConfig, values), bench.QUICK if options.quick else bench.FULL, terminal)
+        batches = sizes(options.batch or ("128,24" if machine.device.type == "cuda" else "32"), "--batch")
+        found = machine.run(batches, options.end_to_end)
+    emit(options, found, *bench.tables(found))
+
+
+def do_data(options: argparse.Namespace) -> None:
+    """Download or show a dataset."""
+    from dualprompt.console import Terminal
+    from dualprompt.data import download, gallery
+    from dualprompt.data.sources import GROUPS
+    from dualprompt.data.stream import load_dataset
+    from dualprompt.files import data_root
+
+    root = options.root or data_root()
+    if options.action == "get":
+        with Terminal() as terminal:
+            paths = download.get(options.name, root, terminal)
+        emit(options, {"files": [str(path) for path in paths]}, *(str(path) for path in paths))
+        return
+    names = GROUPS.get(options.name, (options.name,))
+    summaries = []
+    for name in names:
+        dataset = load_dataset(name, root)
+        picture = options.out or Path(f"{dataset.name}.png")
+        if options.out and len(names) > 1:  # a picture for each member of a group
+            picture = options.out.with_name(f"{options.out.stem}-{dataset.name}{options.out.suffix}")
+        summaries.append(gallery.summary(dataset) | {"gallery": str(gallery.gallery(dataset, picture))})
+    emit(options, summaries[0] if len(summaries) == 1 else summaries, *(gallery.table(s) for s in summaries))

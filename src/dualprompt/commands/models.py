@@ -1,0 +1,281 @@
+"""`learn`, `predict`, `evaluate`, `forget`, `calibrate`, `info`: a model taught from one's own folders."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dualprompt.commands.common import DEVICE, Commands, Do, Parser, emit
+from dualprompt.errors import DualPromptError, InterruptedRunError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from dualprompt.learner import Answer, ContinualLearner
+
+LEARN = """\
+A fifth of each class (at most 10 images, none of fewer than 5) is held out to measure the accuracy. Nothing of the
+images is kept. Interrupted learning goes on when the same command is given again; until it is complete, the old model
+stays.
+
+examples:
+  dualprompt learn my-model photos/january
+  dualprompt learn my-model photos/february --name "February" --epochs 10
+  dualprompt learn other-model photos/january --backbone dinov2-s14 --method.e_length 10 --train.lr 0.002
+"""
+
+PREDICT = """\
+Images that cannot be read do not keep the others from being answered: they are named on stderr, and the command then
+ends with exit code 2.
+
+examples:
+  dualprompt predict my-model picture.jpg
+  dualprompt predict my-model inbox/ --csv > answers.csv
+  dualprompt predict my-model a.jpg b.png --top-k 3 --json
+"""
+
+FORGET = """\
+The prompts, key, statistics and classifier rows of a task go; of a class, its statistics and its row. All other
+classes answer as before.
+
+examples:
+  dualprompt forget my-model january
+  dualprompt forget my-model "grand piano"
+"""
+
+CALIBRATE = """\
+The threshold is set by the images that were held out while learning.
+
+examples:
+  dualprompt calibrate my-model
+  dualprompt calibrate my-model --accept 0.9 --unknown photos/other-things
+"""
+
+
+def add(commands: Commands) -> None:
+    """Add these subcommands."""
+
+    def with_model(name: str, do: Do, about: str, examples: str = "", overrides: bool = False) -> Parser:
+        sub = commands.add(name, do, about, examples, overrides=overrides)
+        sub.add_argument("model", type=Path, help="the model's folder")
+        sub.add_argument("--device", default="auto", help=DEVICE)
+        return sub
+
+    about = "teach a model new classes from a folder; make it if there is none"
+    learn = with_model("learn", do_learn, about, LEARN, overrides=True)
+    learn.add_argument("folder", type=Path, help="holds one folder of images for each class")
+    learn.add_argument("--name", help="what the task is called (default: the folder's name)")
+    learn.add_argument("--epochs", type=int, help="passes over the images (default: the model's)")
+    learn.add_argument("--again", action="store_true", help="learn known classes once more, as further experts")
+    learn.add_argument("--backbone", help="of a new model: embedded, a known name, a hub id, or a weights file")
+    learn.add_argument("--method", help="of a new model: see `dualprompt list methods` (default: dualprompt)")
+    learn.add_argument("--input-size", type=int, help="of a new model: pixels a side (default: the checkpoint's)")
+    learn.add_argument("--seed", type=int, help="of a new model (default: 0)")
+
+    predict = with_model("predict", do_predict, "say what images show", PREDICT)
+    predict.add_argument("images", nargs="+", help="files, or folders of them")
+    predict.add_argument("--top-k", type=int, default=5, help="how many classes each answer has (default: %(default)s)")
+    predict.add_argument("--csv", action="store_true", help="print one line an image, with commas")
+
+    evaluate = with_model("evaluate", do_evaluate, "judge a model on a folder of class folders")
+    evaluate.add_argument("folder", type=Path, help="holds one folder of images for each class")
+
+    forget = with_model("forget", do_forget, "make a model forget a task or a class, for good", FORGET)
+    forget.add_argument("what", help="a task's name or id, or a class")
+
+    calibrate = with_model("calibrate", do_calibrate, "let a model answer 'none of these' to strange images", CALIBRATE)
+    calibrate.add_argument("--unknown", type=Path, help="folder of images that show none of its classes")
+    calibrate.add_argument(
+        "--accept", type=float, default=0.95, help="share of known images that still get a class (default: %(default)s)"
+    )
+    calibrate.add_argument("--off", action="store_true", help="always answer with a class")
+
+    with_model("info", do_info, "show what a model knows and what it is made of")
+
+
+def open_learner(options: argparse.Namespace) -> ContinualLearner:
+    """Return the model that a command is about."""
+    from dualprompt.learner import ContinualLearner
+
+    return ContinualLearner.load(options.model, options.device)
+
+
+def do_learn(options: argparse.Namespace) -> None:
+    """Teach a model."""
+    import shutil
+
+    from dualprompt.console import Terminal
+    from dualprompt.learner import ContinualLearner
+    from dualprompt.learning.keep import is_model, refuse_other
+
+    made_of = {"backbone": options.backbone, "method": options.method}
+    made_of |= {"input_size": options.input_size, "seed": options.seed}
+    given = {key: value for key, value in made_of.items() if value is not None}
+    if options.overrides:
+        given["options"] = {key.removeprefix("method."): value for key, value in options.overrides.items()}
+    refuse_other(options.model)
+    if not is_model(options.model):
+        learner = ContinualLearner(device=options.device, **given)
+    elif given:
+        option = next(iter({key: None for key in given if key != "options"} | options.overrides)).replace("_", "-")
+        raise DualPromptError(f"{options.model} exists: --{option} is for a new model; leave it out, or name another")
+    else:
+        learner = open_learner(options)
+    work = options.model.resolve().with_name(f".{options.model.resolve().name}.learning")
+    with Terminal() as terminal:
+        try:
+            task = learner.learn(
+                options.folder, options.name, epochs=options.epochs, again=options.again, progress=terminal, work=work
+            )
+        except InterruptedRunError as error:
+            raise InterruptedRunError(f"{error}; the model is as before; give the same command to go on") from None
+    learner.save(options.model)
+    shutil.rmtree(work, ignore_errors=True)
+    measured = "" if task.accuracy is None else f", {task.accuracy:.1f} % of the images held out were right"
+    told = f"learned task {task.id} ('{task.name}'): {len(task.classes)} classes from {task.images} images{measured}"
+    emit(
+        options, {"model": str(options.model), "learned": task.to_dict(), **learner.info()}, tasks_table(learner), told
+    )
+
+
+def tasks_table(learner: ContinualLearner) -> Table:
+    """Return what a model knows, a row a task."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("id", "task", "classes", "images", "accuracy", "kept", "learned", title="what it knows")
+    for task in learner.tasks:
+        accuracy = "–" if task.accuracy is None else f"{task.accuracy:.1f} %"
+        names = ", ".join(task.classes)
+        cells = (f"{task.id}", task.name, names, f"{task.images}", accuracy, f"{task.bytes:,} B", task.learned)
+        table.add_row(*(Text(cell) for cell in cells))  # Text: names may hold brackets
+    return table
+
+
+def do_predict(options: argparse.Namespace) -> None:
+    """Answer what images show."""
+    from dataclasses import replace
+
+    import numpy as np
+
+    from dualprompt.learning.pictures import listed
+
+    if options.json and options.csv:
+        raise DualPromptError("--json and --csv cannot go together; choose one")
+    learner = open_learner(options)
+    images = listed(options.images)[0]
+    answers, faults = [], []
+    for start in range(0, len(images), 64):
+        good, pixels = [], []
+        for image in images[start : start + 64]:
+            try:
+                pixels.append(learner.pixels(image))
+                good.append(str(image))
+            except DualPromptError as error:
+                faults.append(str(error))
+        if good:
+            found = learner.predict_pixels(np.stack(pixels), options.top_k)
+            answers += [replace(answer, path=path) for answer, path in zip(found, good, strict=True)]
+    if options.csv:
+        write_csv(answers)
+    elif answers or options.json:
+        emit(options, [answer.to_dict() for answer in answers], answers_table(answers))
+    if faults:
+        more = f"; and {len(faults) - 5} more" if len(faults) > 5 else ""
+        raise DualPromptError(f"{len(faults)} of {len(images)} images: {'; '.join(faults[:5])}{more}")
+
+
+def write_csv(answers: Sequence[Answer]) -> None:
+    """Print one line an image."""
+    import csv
+
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    most = max((len(answer.top) for answer in answers), default=0)
+    ranks = [f"{word}_{n + 1}" for n in range(most) for word in ("label", "probability")]
+    writer.writerow(["path", "label", "probability", "task", "similarity", *ranks])
+    for a in answers:
+        top = [cell for score in a.top for cell in (score.label, f"{score.probability:.6f}")]
+        writer.writerow([a.path, a.label or "", f"{a.probability:.6f}", a.task or "", f"{a.similarity:.6f}", *top])
+
+
+def answers_table(answers: Sequence[Answer]) -> Table:
+    """Return answers for people: what it is, how sure, and what else it could be."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("image", "label", "probability", "task", "similarity", "else")
+    for answer in answers:
+        others = ", ".join(f"{score.label} {100 * score.probability:.0f} %" for score in answer.top[1:3])
+        label = answer.label or "none of these"
+        cells = (answer.path or "", label, f"{100 * answer.probability:.1f} %", answer.task or "–")
+        table.add_row(*(Text(cell) for cell in (*cells, f"{answer.similarity:.2f}", others)))
+    return table
+
+
+def do_evaluate(options: argparse.Namespace) -> None:
+    """Judge a model on a folder."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from dualprompt.console import Terminal
+
+    learner = open_learner(options)
+    with Terminal() as terminal:
+        found = learner.evaluate(options.folder, terminal)
+    table = Table("class", "accuracy")
+    for name, accuracy in found.by_class.items():
+        table.add_row(Text(name), f"{accuracy:.1f} %")
+    matching = "" if found.matching is None else f", {found.matching:.1f} % matched to their own task"
+    rejected = f", {found.rejected:.1f} % answered with none" if learner.threshold is not None else ""
+    told = f"{found.images} images: {found.accuracy:.1f} % right{matching}{rejected}"
+    emit(options, found.to_dict(), table, told)
+
+
+def do_forget(options: argparse.Namespace) -> None:
+    """Make a model forget."""
+    learner = open_learner(options)
+    names = {task.name for task in learner.tasks} | set(learner.classes)
+    by_id = options.what.isdecimal() and options.what not in names
+    gone = learner.forget(int(options.what) if by_id else options.what)
+    learner.save(options.model)
+    value = {"class": gone} if isinstance(gone, str) else {"task": gone.to_dict()}
+    told = f"forgot class '{gone}'" if isinstance(gone, str) else f"forgot task {gone.id} ('{gone.name}')"
+    emit(options, {"forgotten": value, **learner.info()}, tasks_table(learner), told)
+
+
+def do_calibrate(options: argparse.Namespace) -> None:
+    """Set or remove the threshold of a model."""
+    from rich.table import Table
+
+    learner = open_learner(options)
+    if options.off:
+        learner.threshold = None
+        learner.save(options.model)
+        emit(options, {"threshold": None}, "every image gets a class")
+        return
+    found = learner.calibrate(options.unknown, accept=options.accept)
+    learner.save(options.model)
+    table = Table("threshold", "known images that get a class", "unknown images that get none")
+    for level in found.levels:
+        rejected = "–" if level.rejected is None else f"{level.rejected:.1f} %"
+        mark = " ←" if level.threshold == found.threshold else ""
+        table.add_row(f"{level.threshold:.4f}{mark}", f"{level.accepted:.1f} %", rejected)
+    told = f"threshold {found.threshold:.4f}, from {found.known} images held out while learning"
+    emit(options, found.to_dict(), table, told)
+
+
+def do_info(options: argparse.Namespace) -> None:
+    """Show a model."""
+    learner = open_learner(options)
+    info = learner.info()
+    backbone = info["backbone"]
+    limit = "always a class" if learner.threshold is None else f"none of these below a trust of {learner.threshold:.4f}"
+    told = (
+        f"backbone {backbone['name']} ({backbone['parameters']:,} parameters, licence: {backbone['licence']}), "
+        f"images of {info['side']} × {info['side']} pixels\n"
+        f"method {info['method']['name']}; {info['bytes']:,} bytes kept; answers: {limit}"
+    )
+    emit(options, info, tasks_table(learner), told)

@@ -1,0 +1,184 @@
+"""`run`, `resume`, `eval` and `show`: one benchmark, learned task by task."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dualprompt.commands.common import DEVICE, PRECISION, Commands, add_devices, emit
+from dualprompt.errors import DualPromptError
+from dualprompt.progress import speaks
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from dualprompt.training.run import Run
+
+RUN_EXAMPLES = """\
+Every key of the config can be set with a dotted option: --train.epochs 10 --method.g_layers 1,2
+--benchmark.tasks 5 --evaluate.batch_size 64. A wrong key is answered with the nearest right one.
+
+examples:
+  dualprompt run mini
+  dualprompt run split-cifar100 --backbone embedded --seeds 3
+  dualprompt run my-photos.yaml --method.e_length 10 --skip-bad --json
+"""
+
+
+def add(commands: Commands) -> None:
+    """Add these subcommands."""
+    run = commands.add(
+        "run", do_run, "learn a benchmark task by task, beside the no-prompt baseline", RUN_EXAMPLES, overrides=True
+    )
+    run.add_argument("preset", help="a preset (`dualprompt list presets`) or a YAML file")
+    run.add_argument("--backbone", help="embedded, a known name, a hub id, or a weights file")
+    run.add_argument("--method", help="see `dualprompt list methods` (default: the preset's)")
+    run.add_argument("--recipe", help="one of the preset's recipes (`dualprompt list presets`)")
+    run.add_argument("--seed", type=int, help="first seed (default: 0)")
+    run.add_argument("--seeds", type=int, default=1, help="how many seeds, counted up from the first")
+    run.add_argument("--out", type=Path, help="run directory (default: runs/PRESET-METHOD-TIME)")
+    run.add_argument("--no-baseline", action="store_true", help="do not run frozen-head beside the method")
+    run.add_argument("--skip-bad", action="store_true", help="leave out unreadable images and count them")
+    add_devices(run)
+    run.add_argument("--precision", help=PRECISION)
+
+    resume = commands.add("resume", do_resume, "continue an interrupted run to the same result")
+    resume.add_argument("run", type=Path)
+    add_devices(resume)
+
+    evaluate = commands.add("eval", do_eval, "judge a finished run again, after each of its tasks")
+    evaluate.add_argument("run", type=Path)
+    evaluate.add_argument("--device", help=DEVICE)
+    evaluate.add_argument("--selection", help="query, batch_vote, oracle, or several with commas (default: the run's)")
+
+    show = commands.add("show", do_show, "show the tables and pictures of a run")
+    show.add_argument("run", type=Path)
+
+
+def do_run(options: argparse.Namespace) -> None:
+    """Learn a benchmark."""
+    from dualprompt.config import compose, compose_beside
+    from dualprompt.console import Terminal
+    from dualprompt.files import runs_root
+    from dualprompt.training import group
+
+    if options.seeds < 1:
+        raise DualPromptError(f"--seeds must be at least 1, found {options.seeds}")
+    overrides = dict(options.overrides)
+    flags = {
+        "backbone.name": options.backbone,
+        "method.name": options.method,
+        "seed": options.seed,
+        "benchmark.skip_bad": options.skip_bad or None,
+        "device": options.device,
+        "devices": options.devices,
+        "nodes": options.nodes,
+        "precision": options.precision,
+    }
+    overrides |= {key: value for key, value in flags.items() if value is not None}
+    first = compose(options.preset, options.recipe, overrides)
+    configs = [first.model_copy(update={"seed": first.seed + n}) for n in range(options.seeds)]
+    name = f"{Path(options.preset).stem}-{first.method['name']}-{time.strftime('%Y%m%d-%H%M%S')}"
+    out = options.out or runs_root() / name
+    baseline = False
+    if not options.no_baseline:
+        baseline = compose_beside(options.preset, options.recipe, overrides, group.BASELINE)
+    with Terminal() as terminal:
+        runs = group.start(group.plan(configs, baseline), out, terminal)
+    conclude(options, runs)
+
+
+def do_resume(options: argparse.Namespace) -> None:
+    """Continue an interrupted run."""
+    from dualprompt.console import Terminal
+    from dualprompt.studies.publish import refuse_other_folders
+    from dualprompt.training import group
+
+    refuse_other_folders(options.run)
+    places = {"device": options.device, "devices": options.devices, "nodes": options.nodes}
+    elsewhere = {key: value for key, value in places.items() if value is not None}
+    with Terminal() as terminal:
+        runs = group.resume(options.run, terminal, elsewhere)
+    conclude(options, runs)
+
+
+def conclude(options: argparse.Namespace, runs: list[Run]) -> None:
+    """Write and print what finished runs have to show."""
+    if not speaks():
+        return
+    from dualprompt.studies import publish, tables
+
+    folder = group_folder(runs)
+    pictures = publish.publish_group(runs, folder)
+    results = [run.result() for run in runs]
+    seeds = sorted({result["seed"] for result in results})
+    shown = [result for result in results if result["seed"] == seeds[0]]
+    emit(
+        options,
+        publish.combined(runs, folder) | {"pictures": [str(path) for path in pictures]},
+        *(tables.accuracy_matrix(result) for result in shown),
+        fitting(results),
+        "\n".join(["pictures:", *(f"  {path}" for path in pictures)]),
+    )
+
+
+def fitting(results: list[dict[str, Any]]) -> Table:
+    """Return the headline table, without its lesser columns where the terminal is too narrow for them."""
+    from rich.console import Console
+
+    from dualprompt.studies import tables
+
+    console, table = Console(), tables.headline(results)
+    too_wide = console.is_terminal and tables.wide(table) > console.width
+    return tables.headline(results, brief=True) if too_wide else table
+
+
+def group_folder(runs: list[Run]) -> Path:
+    """Return the folder that holds all runs of a group; with one seed that is the first run's own."""
+    first = runs[0].folder
+    return first if all(run.folder.is_relative_to(first) for run in runs) else first.parent
+
+
+def do_eval(options: argparse.Namespace) -> None:
+    """Judge the finished runs of a folder again; the baseline's own result stands beside them."""
+    from dualprompt.console import Terminal
+    from dualprompt.files import write_json
+    from dualprompt.studies import publish, tables
+    from dualprompt.training import group
+    from dualprompt.training.evaluate import evaluate_again
+    from dualprompt.training.setup import prepare
+
+    runs = publish.finished_runs(options.run)
+    judged = [run for run in runs if run.config().method["name"] != group.BASELINE] or runs
+    results = {run: run.result() for run in runs}
+    selections: list[Any] = [s.strip() for s in options.selection.split(",")] if options.selection else [None]
+    here = {"device": options.device, "devices": 1, "nodes": 1}
+    here = {key: value for key, value in here.items() if value is not None}
+    found, setup = [], None
+    with Terminal() as terminal:
+        for run in judged:
+            setup = prepare(group.elsewhere_config(run.folder, run.config(), here), terminal, share=setup)
+            run.check_same(setup.identity)
+            for selection in selections:
+                setup.method.check_selection(selection)
+            for selection in selections:
+                result = evaluate_again(setup, run, selection, terminal)
+                write_json(run.folder / f"eval-{selection or 'default'}.json", result)
+                found.append(result)
+    beside = [result for run, result in results.items() if run not in judged]
+    if len(found) == 1:
+        value = found[0]
+    elif len(judged) == 1:
+        value = {"selections": {result["selection"]: result for result in found}}
+    else:
+        value = {"results": found}
+    emit(options, value, *(tables.accuracy_matrix(result) for result in found), fitting([*found, *beside]))
+
+
+def do_show(options: argparse.Namespace) -> None:
+    """Show a finished run."""
+    from dualprompt.studies.publish import finished_runs
+
+    conclude(options, finished_runs(options.run))

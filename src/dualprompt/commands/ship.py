@@ -1,0 +1,107 @@
+"""`export` and `serve`: a model for others to use."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from dualprompt.commands.common import DEVICE, Commands, Parser, emit
+from dualprompt.errors import DualPromptError
+
+EXPORT_EXAMPLES = """\
+The file holds everything between uint8 images (batch, side, side, 3) and the outputs logits, probabilities, task and
+similarity; labels, tasks and side are in its metadata. examples/onnx_predict.py shows how to use it without dualprompt.
+In int8 the range of activations is taken over the batch, so that an image's answer may depend a little on the others;
+--check asks for one image at a time.
+
+examples:
+  dualprompt export my-model --to onnx
+  dualprompt export my-model --to onnx --int8 --check photos/test
+  dualprompt export my-model --to torch-export --out model.pt2
+"""
+
+SERVE_EXAMPLES = """\
+The server answers on this machine only. To let others in, bind another address and set a token, which every request
+must then show. Uploaded images are deleted when they are learned or refused.
+
+examples:
+  dualprompt serve my-model
+  curl -F images=@cat.jpg http://127.0.0.1:8000/predict
+  DUALPROMPT_TOKEN=$(openssl rand -hex 16) dualprompt serve my-model --host 0.0.0.0
+"""
+
+
+def add(commands: Commands) -> None:
+    """Add these subcommands."""
+    about = "write a model to one file for ONNX Runtime or PyTorch"
+    add_export(commands.add("export", do_export, about, EXPORT_EXAMPLES))
+    about = "answer, learn and forget over HTTP, with a page to do it on"
+    add_serve(commands.add("serve", do_serve, about, SERVE_EXAMPLES))
+
+
+def add_export(command: Parser) -> None:
+    """Add the options of an export."""
+    command.add_argument("model", type=Path, help="directory of a saved model, as `dualprompt learn` makes them")
+    command.add_argument("--to", required=True, choices=("onnx", "torch-export"), help="format of the file")
+    command.add_argument("--int8", action="store_true", help="8-bit weights: smaller, faster, not quite as exact")
+    command.add_argument("--out", type=Path, help="the file (default: MODEL.onnx, MODEL.int8.onnx or MODEL.pt2)")
+    command.add_argument(
+        "--check", type=Path, metavar="FOLDER", help="compare accuracy before and after on a folder of class folders"
+    )
+
+
+def add_serve(command: Parser) -> None:
+    """Add the options of the server."""
+    command.add_argument("model", type=Path, help="directory of a saved model, as `dualprompt learn` makes them")
+    command.add_argument("--host", default="127.0.0.1", help="address to bind; other than loopback needs a token")
+    command.add_argument("--port", type=int, default=8000, help="0: any free one (default: %(default)s)")
+    command.add_argument("--token", help="what clients must show (default: $DUALPROMPT_TOKEN, which others cannot see)")
+    command.add_argument("--device", default="auto", help=DEVICE)
+    command.add_argument("--max-batch", type=int, default=16, help="images predicted together (default: %(default)s)")
+
+
+def do_export(options: argparse.Namespace) -> None:
+    """Write a model to one file, and say how it answers beside the model itself."""
+    from dualprompt import export
+    from dualprompt.learner import ContinualLearner
+
+    learner = ContinualLearner.load(options.model, device="cpu")
+    model = options.model.resolve()
+    suffix = f"{'.int8' if options.int8 else ''}{export.FORMATS[options.to]}"
+    out = options.out or model.with_name(f"{model.name}{suffix}")
+    sample = export.sample(learner, options.check)
+    written = export.export(learner, out, options.to, int8=options.int8)
+    found = export.compare(learner, export.open_exported(out, options.to), sample)
+    smaller = f", {written.fp32_bytes / 1e6:.1f} MB in fp32" if options.int8 else ""
+    emit(
+        options,
+        written.to_dict() | {"comparison": found.to_dict()},
+        f"{out}: {written.bytes / 1e6:.1f} MB{smaller}, {len(learner.classes)} classes, {len(learner.tasks)} tasks, "
+        f"written in {written.seconds:.0f} s",
+        found.sentence(),
+    )
+
+
+def do_serve(options: argparse.Namespace) -> None:
+    """Serve a model until a signal ends it."""
+    try:
+        import fastapi  # noqa: F401
+        import prometheus_client  # noqa: F401
+        import python_multipart  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise DualPromptError(f"serving needs the extra 'serve' ({error}): pip install 'dualprompt[serve]'") from None
+    from dualprompt.serve.run import serve
+
+    if not 0 <= options.port <= 65535:
+        raise DualPromptError(f"--port takes a number from 0 to 65535, found {options.port}")
+    if not 1 <= options.max_batch <= 1024:
+        raise DualPromptError(f"--max-batch takes a number from 1 to 1024, found {options.max_batch}")
+
+    def started(address: str) -> None:
+        emit(options, {"url": address}, f"{options.model} answers at {address}  (stop: Ctrl-C)")
+        sys.stdout.flush()
+
+    place = (options.host, options.port, options.token)
+    serve(options.model, *place, options.device, started, options.max_batch)

@@ -1,0 +1,233 @@
+"""`table`, `sweep`, `study`, `report` and `compare`: many runs, and what they say together."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from pathlib import Path
+from typing import Any
+
+from dualprompt.commands.common import (
+    Commands,
+    Parser,
+    add_store,
+    emit,
+    fitting_sheet,
+    many_overrides,
+    names,
+    read_value,
+    sizes,
+)
+from dualprompt.errors import DualPromptError
+
+TABLE_EXAMPLES = """\
+Finished runs are reused, interrupted ones continued, failed ones tried again: give the same command once more.
+Dotted options as for `dualprompt run` go to every method.
+
+examples:
+  dualprompt table main --benchmark mini --methods dualprompt,frozen-head --seeds 3
+  dualprompt table main --backbone embedded --recipe tuned --seeds 3 --buffers 1000,5000 --jobs 2
+  dualprompt table main --benchmark 5-datasets --methods dualprompt,dualprompt:keys=mean --out table.tex
+"""
+
+SWEEP_EXAMPLES = """\
+Every method is given the same number of configurations, and judged on images held out of its training images
+(--benchmark.validation 0.2). The test images are never read. Dotted options as for `dualprompt run` go to every method.
+
+examples:
+  dualprompt sweep mini --methods dualprompt,frozen-head
+  dualprompt sweep mini --methods frozen-head --grid train.lr=1e-3,5e-3 --grid train.epochs=2,5 --budget 4
+  dualprompt sweep split-cifar100 --backbone embedded --recipe tuned --methods dualprompt --jobs 2 --json
+"""
+
+STUDY_EXAMPLES = """\
+Searches are judged on images held out of the training images; only what was chosen is run on the test images, in the
+end. Finished runs are reused, interrupted ones continued, failed ones tried again: give the same command once more.
+On mini, studies use fewer images and settings, and take minutes; on the other presets they are as in the paper.
+
+examples:
+  dualprompt study positions
+  dualprompt study ablation split-cifar100 --backbone embedded --seeds 3 --jobs 2
+  dualprompt study lengths split-imagenet-r --json
+  dualprompt study auto mini --budget 20 --seeds 2
+  dualprompt study buffers mini --methods er,dualprompt,l2p --buffers 50,200
+"""
+
+
+def add(commands: Commands) -> None:
+    """Add these subcommands."""
+    table = commands.add(
+        "table",
+        do_table,
+        "run or reuse every run of one of the paper's tables, and print it",
+        TABLE_EXAMPLES,
+        overrides=True,
+    )
+    table.add_argument("which", choices=("main",), help="main: Table 1, and the same for any other benchmark")
+    table.add_argument("--benchmark", default="split-cifar100", help="a preset or a YAML file (default: %(default)s)")
+    table.add_argument("--methods", help="with commas; NAME:OPTION=VALUE sets an option (default: every method)")
+    table.add_argument("--seeds", type=int, default=5, help="how many seeds, counted up from 0 (default: %(default)s)")
+    table.add_argument("--buffers", help="buffer sizes of rehearsal methods, with commas (default: the paper's)")
+    table.add_argument(
+        "--format", choices=("text", "markdown", "latex", "csv"), help="default: by --out's name, or text"
+    )
+    table.add_argument("--out", type=Path, help="also write the table to this file")
+    add_store(table)
+
+    sweep = commands.add(
+        "sweep", do_sweep, "choose the hyper-parameters of methods on validation images", SWEEP_EXAMPLES, overrides=True
+    )
+    sweep.add_argument("preset", help="a preset (`dualprompt list presets`) or a YAML file")
+    sweep.add_argument("--methods", required=True, help="with commas")
+    sweep.add_argument(
+        "--grid", action="append", default=[], help="OPTION=VALUE,VALUE,…; may be repeated (default: each method's own)"
+    )
+    sweep.add_argument("--budget", type=int, help="configurations a method, the first of its grid (default: 4 or all)")
+    sweep.add_argument("--buffer", type=int, help="images that rehearsal methods keep (default: the recipe's)")
+    sweep.add_argument("--seed", type=int, help="the one seed (default: 0)")
+    sweep.add_argument("--out", type=Path, help="folder for sweep.md and sweep.json (default: RUNS/sweep-PRESET)")
+    add_store(sweep)
+
+    about = "carry out one of the paper's studies, reusing finished runs"
+    add_study(commands.add("study", do_study, about, STUDY_EXAMPLES, overrides=True))
+
+    report = commands.add(
+        "report", do_report, "write one HTML page about runs and studies, with figures as SVG and CSV"
+    )
+    report.add_argument(
+        "paths", type=Path, nargs="+", metavar="PATH", help="directory of a run, of several, or of a study"
+    )
+    report.add_argument("--out", type=Path, help="the HTML file (default: report.html in the first directory)")
+
+    compare = commands.add("compare", do_compare, "show two runs side by side")
+    compare.add_argument("runs", type=Path, nargs=2, metavar="RUN")
+
+
+def add_study(command: Parser) -> None:
+    """Add the options of a study."""
+    from dualprompt.studies import STUDIES
+
+    command.add_argument("name", metavar="NAME", help=", ".join(STUDIES))
+    command.add_argument("preset", nargs="?", default="mini", help="a preset or a YAML file (default: %(default)s)")
+    command.add_argument("--seeds", type=int, help="how many seeds (default: 1 for searches, 3 for comparisons)")
+    command.add_argument("--seed", type=int, help="first seed (default: 0)")
+    command.add_argument("--budget", type=int, help="settings that each sweep of a search may try; auto: runs in all")
+    command.add_argument("--buffers", help="buffer sizes of study buffers, with commas")
+    command.add_argument("--methods", help="methods of study buffers, with commas")
+    command.add_argument("--out", type=Path, help="folder for table and figures (default: RUNS/study-NAME-PRESET)")
+    add_store(command)
+
+
+def do_table(options: argparse.Namespace) -> None:
+    """Print one of the paper's tables, running what it lacks."""
+    from dualprompt.console import Terminal
+    from dualprompt.files import runs_root, write_text
+    from dualprompt.studies import main_table, store
+    from dualprompt.studies.sheet import as_csv, as_latex, as_markdown, as_rich
+    from dualprompt.studies.tables import text
+
+    methods = names(options.methods) or main_table.default_methods()
+    overrides = many_overrides(options)
+    lines = main_table.lines(options.benchmark, options.recipe, methods, sizes(options.buffers), overrides)
+    with Terminal() as terminal:
+        root = options.runs or runs_root()
+        rows = main_table.rows(options.benchmark, lines, options.seeds, root, terminal, options.jobs)
+    sheet = main_table.sheet(rows)
+    suffix = options.out.suffix if options.out else ""
+    form = options.format or {".md": "markdown", ".tex": "latex", ".csv": "csv"}.get(suffix, "text")
+    written = {
+        "text": lambda: text(as_rich(sheet)),
+        "markdown": lambda: as_markdown(sheet),
+        "latex": lambda: as_latex(sheet),
+        "csv": lambda: as_csv([row.values() for row in rows]),
+    }[form]()
+    if options.out:
+        write_text(options.out, written)
+    shown = fitting_sheet(sheet) if form == "text" else written.rstrip("\n")
+    emit(options, main_table.combined(rows), shown)
+    store.complain([each for row in rows for each in row.obtained])
+
+
+def do_sweep(options: argparse.Namespace) -> None:
+    """Choose the hyper-parameters of methods."""
+    from dualprompt.console import Terminal
+    from dualprompt.files import runs_root, write_json, write_text
+    from dualprompt.studies import store, sweep
+    from dualprompt.studies.sheet import as_markdown
+
+    grid = dict(read_axis(text) for text in options.grid)
+    overrides = many_overrides(options) | ({} if options.seed is None else {"seed": options.seed})
+    methods = names(options.methods)
+    search = sweep.Sweep(options.preset, options.recipe, methods, grid, options.budget, overrides, options.buffer)
+    root = options.runs or runs_root()
+    with Terminal() as terminal:
+        tries = search.run(root, terminal, options.jobs)
+    sheet, lines = search.sheet(tries), sweep.preset_lines(sweep.winners(tries))
+    value = search.combined(tries)
+    folder = options.out or root / f"sweep-{Path(options.preset).stem}"
+    write_text(folder / "sweep.md", f"{as_markdown(sheet)}\n```yaml\n{lines}\n```\n")
+    write_json(folder / "sweep.json", value)
+    recipe = str(value["recipe"]).removesuffix(", changed")
+    told = f"also in {folder / 'sweep.md'} and sweep.json; the winners, to put below recipes.{recipe}:\n{lines}"
+    emit(options, value, fitting_sheet(sheet), told)
+    store.complain([each.obtained for each in tries])
+
+
+def read_axis(text: str) -> tuple[str, tuple[Any, ...]]:
+    """Read OPTION=VALUE,VALUE,…"""
+    key, equals, values = text.partition("=")
+    if not equals or not values:
+        raise DualPromptError(f"--grid takes OPTION=VALUE,VALUE, as train.lr=1e-4,5e-5; found '{text}'")
+    found = read_value(values)
+    return key.strip(), tuple(found) if isinstance(found, list) else (found,)
+
+
+def do_study(options: argparse.Namespace) -> None:
+    """Carry out a study, and print its tables and its finding."""
+    from dualprompt.console import Terminal
+    from dualprompt.files import runs_root
+    from dualprompt.studies import results, store, study
+
+    chosen = study.load(options.name)
+    if options.budget is not None and not chosen.searches:
+        raise DualPromptError(f"study {chosen.name} searches nothing; leave --budget out")
+    if chosen.name != "buffers" and (options.buffers or options.methods):
+        raise DualPromptError(f"--buffers and --methods are for study buffers, not {chosen.name}")
+    root = options.runs or runs_root()
+    mini = options.preset == "mini"
+    with Terminal() as terminal:
+        lab = study.Lab(
+            options.preset,
+            options.recipe,
+            many_overrides(options) | ({} if options.seed is None else {"seed": options.seed}),
+            chosen.seeds if options.seeds is None else options.seeds,
+            chosen.mini_budget if mini and options.budget is None else options.budget,
+            options.out or root / f"study-{chosen.name}-{Path(options.preset).stem}",
+            lambda configs: store.obtain(configs, root, terminal, options.jobs),
+            terminal,
+            tuple(sizes(options.buffers)),
+            tuple(names(options.methods)),
+            options.jobs,
+        )
+        outcome = chosen.run(lab)
+        value = results.publish(chosen, lab, outcome)
+    where = f"also in {lab.folder}; a page of it: dualprompt report {shlex.quote(str(lab.folder))}"
+    emit(options, value, *(fitting_sheet(sheet) for sheet in outcome.sheets), outcome.finding, where)
+    store.complain([each for row in outcome.rows for each in row.obtained])
+
+
+def do_report(options: argparse.Namespace) -> None:
+    """Write a page about runs and studies."""
+    from dualprompt.studies.report import report
+
+    path = report(options.paths, options.out)
+    emit(options, {"report": str(path)}, str(path))
+
+
+def do_compare(options: argparse.Namespace) -> None:
+    """Show two runs side by side."""
+    from dualprompt.studies import compare
+    from dualprompt.studies.publish import finished_runs
+
+    value = compare.compare(*(finished_runs(folder) for folder in options.runs))
+    emit(options, value, *(fitting_sheet(sheet) for sheet in compare.sheets(value)))
