@@ -24,7 +24,8 @@ from safetensors.torch import load_file
 
 from dualprompt.errors import DualPromptError
 from dualprompt.learner import Answer, ContinualLearner, TaskInfo
-from dualprompt.learning import pictures
+from dualprompt.learning import keep, pictures
+from dualprompt.learning.lesson import held_out
 from dualprompt.methods.base import Batch
 from sandbox import World, call, contents, start, write_weights
 
@@ -412,7 +413,7 @@ def test_held_out_images_are_never_trained_on(world: World, folders: dict[str, P
     learner, other = empty(world), empty(world)
     images = {label: [learner.pixels(path) for path in trees(world, label, split="train")] for label in ("ash", "elm")}
     labels = np.repeat([0, 1], [len(own) for own in images.values()])
-    held = learner._held_out(labels, ("ash", "elm"))
+    held = held_out(labels, ("ash", "elm"), seed=learner._config.seed)
     assert [held[labels == label].sum() for label in (0, 1)] == [1, 1]  # a fifth of 6 and 7
     task = learner.learn(images)
     changed = {label: list(own) for label, own in images.items()}
@@ -677,6 +678,57 @@ def test_commands(world: World, folders: dict[str, Path], tmp_path: Path) -> Non
     assert "birch" in call("info", model).out
     assert "no task or class 'ash'" in call("forget", model, "ash").error
     assert "holds no model" in call("predict", tmp_path, picture).error
+
+
+def test_the_accuracy_matrix_holds_what_was_measured(
+    world: World, folders: dict[str, Path], kept: Path, tmp_path: Path
+) -> None:
+    model = Path(shutil.copytree(kept, tmp_path / "model"))
+    learner = ContinualLearner.load(model)
+    diagonal = [task.accuracy for task in learner.tasks]
+    assert learner.accuracy_matrix() == [
+        [diagonal[0], None, None],
+        [None, diagonal[1], None],
+        [None, None, diagonal[2]],
+    ]
+    test = tmp_path / "test"
+    for label in ("ash", "birch", "fir"):
+        shutil.copytree(world.images / "test" / label, test / label)
+    found = learner.evaluate(test)
+    assert learner.accuracy_matrix()[2] == [None, None, diagonal[2]]  # nobody asked to record it
+    sizes = {label: len(trees(world, label)) for label in ("ash", "birch")}
+    spring = sum(found.by_class[label] * n for label, n in sizes.items()) / sum(sizes.values())
+    assert found.by_task == {1: pytest.approx(spring), 3: found.by_class["fir"]}
+
+    judged = call("evaluate", model, test, "--record", "--json")
+    assert judged.code == 0, judged.err
+    assert judged.json["by_task"] == {str(task): value for task, value in found.by_task.items()}
+    row = [found.by_task[1], None, found.by_task[3]]
+    assert call("info", model, "--json").json["accuracy_matrix"] == [
+        [diagonal[0], None, None],
+        [None, diagonal[1], None],
+        row,
+    ]
+    learner = ContinualLearner.load(model)
+    learner.forget(1)
+    assert reloaded(learner, tmp_path / "less").accuracy_matrix() == [[diagonal[1], None], row[1:]]
+    learner.learn({"rowan": trees(world, "hazel")}, epochs=1)
+    assert learner.accuracy_matrix()[1][:2] == row[1:]
+
+
+def test_who_changes_a_model_holds_it(world: World, folders: dict[str, Path], kept: Path, tmp_path: Path) -> None:
+    model = Path(shutil.copytree(kept, tmp_path / "model"))
+    with keep.held(model):
+        for command in (
+            ("learn", model, folders["spring"], "--again"),
+            ("forget", model, "ash"),
+            ("calibrate", model),
+            ("evaluate", model, folders["spring"], "--record"),
+        ):
+            assert "is being served, or changed by another command" in call(*command).error
+        assert call("evaluate", model, folders["spring"]).code == 0  # whoever only looks is welcome
+        assert call("predict", model, trees(world, "ash")[0]).code == 0
+    assert call("forget", model, "ash").code == 0
 
 
 def test_the_package_stays_light() -> None:

@@ -39,7 +39,7 @@ COLOURS = {
 }
 OPTIONS = {"g_layers": [1], "e_layers": [2, 3], "g_length": 2, "e_length": 3}
 REFUSED = re.compile(r"the server responded with a status of 4\d\d")
-SLOW = 60_000  # milliseconds a lesson may take on a busy machine
+SLOW = 180_000  # milliseconds; only ever waited for on a busy machine
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ import zipfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -245,6 +246,19 @@ async def test_teach_then_answer_then_forget(world: World, model: Path):
     assert len(found) == len(before)
 
 
+async def test_a_class_may_be_called_anything_printable(world: World, model: Path):
+    name = "A/B & c#?%2F 'x'"
+    learner = ContinualLearner.load(model, "cpu")
+    learner.learn({name: pictures(world, "elm")}, epochs=1)
+    learner.save(model)
+    async with serving(model) as client:
+        known = (await client.get("/model")).json()
+        assert name in known["classes"]
+        assert known["accuracy_matrix"] == learner.accuracy_matrix()
+        assert (await client.delete(f"/classes/{quote(name, safe='')}")).json()["forgot"] == name
+        assert name not in (await client.get("/model")).json()["classes"]
+
+
 async def test_a_zip_teaches_too_whether_or_not_its_folder_is_in_it(world: World, model: Path):
     entries = {
         f"trees/{name}/{path.name}": path.read_bytes() for name in ("elm", "fir") for path in pictures(world, name)
@@ -302,7 +316,9 @@ async def test_a_killed_learning_process_fails_its_job_and_nothing_else(world: W
         assert "signal 9" in found["error"]
         assert uploads(model) == []
         assert (await client.post("/predict", files=files(pictures(world, "ash", "test")[0]))).status_code == 200
-        after = {name: value for name, value in sandbox.contents(model).items() if not name.startswith(".serve")}
+        after = {
+            name: value for name, value in sandbox.contents(model).items() if not name.startswith((".serve", ".lock"))
+        }
         assert after == before
         job = (await client.post("/tasks", files=lesson(world, "elm"), data={"epochs": "1"})).json()["id"]
         assert (await finished(client, job))["state"] == "done"
@@ -462,7 +478,7 @@ async def test_teach_refuses_and_leaves_nothing(
         assert uploads(model) == []
         assert list((model / ".serve" / "jobs").glob("*")) == []
         assert (await client.get("/jobs")).json() == []
-    inside = {f"model/.serve/{name}" for name in ("jobs.json", "lock")}
+    inside = {"model/.lock", "model/.serve/jobs.json"}
     assert {name for name, _ in sandbox.contents(model.parent).items() ^ outside.items()} <= inside
 
 
@@ -608,7 +624,7 @@ async def test_full_disk_during_an_upload_is_said_and_leaves_nothing(model: Path
 async def test_only_one_server_for_a_model(model: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("dualprompt.serve.model.LOCK_SECONDS", 0.1)
     first = ServedModel(model, "cpu")
-    with pytest.raises(DualPromptError, match="served already"):
+    with pytest.raises(DualPromptError, match="is being served"):
         ServedModel(model, "cpu")
     first.close()
     ServedModel(model, "cpu").close()

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from dualprompt import __version__
 from dualprompt.errors import DualPromptError, nearest
 from dualprompt.files import atomic
+from dualprompt.learning.results import trust
 
 if TYPE_CHECKING:
     import onnx
@@ -146,7 +147,7 @@ def metadata(learner: ContinualLearner) -> dict[str, Any]:
         "labels": list(learner.classes),  # in the order of logits and probabilities
         "tasks": [{"id": t.id, "name": t.name, "classes": list(t.classes)} for t in learner.tasks],  # in `task`'s order
         "side": learner.side,
-        "interpolation": learner._view.interpolation,  # by which images are squeezed to side × side
+        "interpolation": learner.interpolation,  # by which images are squeezed to side × side
         "threshold": learner.threshold,  # of `trust`: what has less is none of these
         "trust": "max(similarity, 0) * max(probabilities) ** 0.5",
         "versions": {"dualprompt": __version__, "torch": torch.__version__},
@@ -275,10 +276,10 @@ def compare(learner: ContinualLearner, predict: Predictor, sample: Sample) -> Co
 def decide(outputs: Mapping[str, Any], labels: Sequence[str], threshold: float | None = None) -> list[str | None]:
     """Return the label of each image as the learner does; None, "none of these", where trust is below the threshold."""
     probabilities = outputs["probabilities"]
-    trust = outputs["similarity"].clip(min=0) * probabilities.max(axis=1) ** 0.5
-    known = np.full(len(trust), True) if threshold is None else trust >= threshold
+    sure = trust(outputs["similarity"], probabilities.max(axis=1))
+    known = np.full(len(sure), True) if threshold is None else sure >= threshold
     best = probabilities.argmax(axis=1)
-    return [labels[int(index)] if sure else None for index, sure in zip(best, known, strict=True)]
+    return [labels[int(index)] if is_known else None for index, is_known in zip(best, known, strict=True)]
 
 
 def _percent(found: Sequence[str | None], truth: Sequence[str]) -> float:

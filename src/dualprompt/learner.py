@@ -12,12 +12,10 @@ the classifier's rows.
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias, overload
@@ -29,19 +27,19 @@ from PIL import Image
 from dualprompt import __version__
 from dualprompt.backbones import weights
 from dualprompt.config import RunConfig, merge, nested, parse
-from dualprompt.data.images import Images
-from dualprompt.data.stream import Subset, Task, TaskStream
+from dualprompt.data.stream import TaskStream
 from dualprompt.data.views import View
 from dualprompt.errors import DualPromptError, nearest
 from dualprompt.files import digest
-from dualprompt.learning import card, keep
+from dualprompt.learning import card, hub, keep
+from dualprompt.learning.lesson import FEWEST, fingerprint, held_out, state_digest, task_of
 from dualprompt.learning.model import Kept, Network, Row, bytes_of, compact, without
+from dualprompt.learning.names import find, free_name, refuse_unprintable
 from dualprompt.learning.pictures import Data, ImageLike, gather, listed, named, pixels_of, read_all
 from dualprompt.learning.results import Answer, Calibration, Evaluation, Level, Score, TaskInfo
 from dualprompt.methods.base import METHODS, Method, method_config
 from dualprompt.methods.frozen_head import FrozenHead
 from dualprompt.progress import SILENT, Progress
-from dualprompt.seeds import derive
 from dualprompt.training.checkpoint import State
 from dualprompt.training.distributed import compute_dtype, launch
 from dualprompt.training.feed import Feed
@@ -57,7 +55,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "dualprompt": {"head": "gaussian", "matching": "gaussian", "keys": "mean", "align_lr": 0.001},
 }
 RECIPE: dict[str, Any] = {"recipe": "learner", "epochs": 5, "batch_size": 32, "lr": 0.005}
-HELD_OUT, MOST_HELD_OUT, FEWEST = 0.2, 10, 5  # of each class: the share, at most so many, from so many images on
 
 # How sure it was of each held-out image, by task and class.
 Trust: TypeAlias = Mapping[int, Mapping[str, Sequence[float]]]
@@ -165,6 +162,11 @@ class ContinualLearner:
         """Width and height of the images that the network sees."""
         return self._view.side
 
+    @property
+    def interpolation(self) -> str:
+        """How images are squeezed to a square: bilinear or bicubic."""
+        return self._view.interpolation
+
     def network(self) -> torch.nn.Module:
         """Return what maps (batch, side, side, 3) uint8 to logits of `classes`, matched task and similarity.
 
@@ -201,11 +203,11 @@ class ContinualLearner:
             classes = gather(data)
             self._refuse_known(model, classes, again)
             self._refuse_alone(classes)
-            task_name = _task_name(name, data, model)
+            task_name = free_name(name, data, model.tasks, model.next_id)
             train = self._config.train if epochs is None else {**self._config.train.model_dump(), "epochs": epochs}
             config: RunConfig = parse(RunConfig, {**self._config.model_dump(), "train": train})
             images = [image for own in classes.values() for image in own]
-            pixels = read_all(images, self.side, self._view.interpolation, progress)
+            pixels = read_all(images, self.side, self.interpolation, progress)
             with tempfile.TemporaryDirectory(prefix="dualprompt-") as temporary:
                 place = Path(temporary if work is None else work)
                 learned = self._train(model, config, task_name, classes, pixels, place, progress)
@@ -224,10 +226,12 @@ class ContinualLearner:
     ) -> _Model:
         kept = compact(model.kept)
         labels = np.repeat(np.arange(len(classes)), [len(own) for own in classes.values()])
-        held = self._held_out(labels, tuple(classes))
-        task = _task(len(model.tasks), name, tuple(classes), len(kept.rows), pixels, labels, held)
-        stream = TaskStream((task,), _fingerprint(task), ())
-        folder = work / digest([config_digest(config), stream.fingerprint, self._weights.sha256, _digest(kept.state)])
+        held = held_out(labels, tuple(classes), config.seed)
+        task = task_of(len(model.tasks), name, tuple(classes), len(kept.rows), pixels, labels, held)
+        stream = TaskStream((task,), fingerprint(task), ())
+        folder = work / digest(
+            [config_digest(config), stream.fingerprint, self._weights.sha256, state_digest(kept.state)]
+        )
         with keep.disk_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
         fabric = launch(config)
@@ -253,28 +257,15 @@ class ContinualLearner:
         right = [answer.top[0].label == label for answer, label in zip(answers, truth, strict=True)]
         trust: dict[str, list[float]] = {label: [] for label in dict.fromkeys(truth)}
         for answer, label in zip(answers, truth, strict=True):
-            trust[label].append(round(_trust(answer), 4))
+            trust[label].append(round(answer.trust, 4))
         info = replace(info, accuracy=100 * sum(right) / len(right))
         return replace(learned, tasks=(*model.tasks, info), trust={**model.trust, info.id: trust})
 
     def _pretrained(self) -> Any:
         return weights.build(weights.read(self._config.backbone.name), input_size=self._config.backbone.input_size)
 
-    def _held_out(self, labels: np.ndarray, classes: Sequence[str]) -> np.ndarray:
-        """Return which images are not trained on, (images,) bool."""
-        held = np.zeros(len(labels), bool)
-        for label, name in enumerate(classes):
-            mine = np.flatnonzero(labels == label)
-            if len(mine) >= FEWEST:
-                count = min(int(len(mine) * HELD_OUT), MOST_HELD_OUT)
-                rng = np.random.default_rng(derive(self._config.seed, "held out", name))
-                held[rng.permutation(mine)[:count]] = True
-        return held
-
     def _refuse_known(self, model: _Model, classes: Mapping[str, Any], again: bool) -> None:
-        for name in classes:
-            if not name.strip() or not name.isprintable():
-                raise DualPromptError(f"{name!r} cannot be the name of a class; give it printable characters")
+        refuse_unprintable("class", classes)
         if again:
             return
         owner = {label: task.name for task in model.tasks for label in task.classes}
@@ -295,7 +286,7 @@ class ContinualLearner:
 
     def pixels(self, image: ImageLike) -> np.ndarray:
         """Return an image as the network takes it, (side, side, 3) uint8: upright, RGB, squeezed to a square."""
-        return pixels_of(image, self.side, self._view.interpolation)
+        return pixels_of(image, self.side, self.interpolation)
 
     @overload
     def predict(self, images: bytes | Image.Image | np.ndarray, top_k: int = 5, batch_size: int = 64) -> Answer: ...
@@ -312,7 +303,7 @@ class ContinualLearner:
         answers: list[Answer] = []
         for start in range(0, len(found), batch_size):
             part = found[start : start + batch_size]
-            pixels = read_all(part, self.side, self._view.interpolation)
+            pixels = read_all(part, self.side, self.interpolation)
             paths = [named(image) if isinstance(image, str | Path) else None for image in part]
             answered = self._answers(model, pixels, top_k, batch_size)
             answers.extend(replace(answer, path=path) for answer, path in zip(answered, paths, strict=True))
@@ -342,11 +333,15 @@ class ContinualLearner:
         names = model.network.classes
         top = tuple(Score(names[index], value) for index, value in zip(best, probability, strict=True))
         answer = Answer(None, top[0].label, top[0].probability, model.tasks[task].name, similarity, top)
-        known = self.threshold is None or _trust(answer) >= self.threshold
+        known = self.threshold is None or answer.trust >= self.threshold
         return answer if known else replace(answer, label=None)
 
-    def evaluate(self, data: Data, progress: Progress = SILENT) -> Evaluation:
-        """Judge it on labelled images: a folder of class folders, or a mapping."""
+    def evaluate(self, data: Data, progress: Progress = SILENT, *, record: bool = False) -> Evaluation:
+        """Judge it on labelled images: a folder of class folders, or a mapping.
+
+        With `record`, the accuracy on each task's images is noted in the accuracy matrix, for the model as it is now.
+        That is the only way to fill it below the diagonal: of old tasks nothing is kept to judge a later model by.
+        """
         model = self._known()
         classes = gather(data)
         if strange := [name for name in classes if name not in self.classes]:
@@ -358,7 +353,7 @@ class ContinualLearner:
             for name, images in classes.items():
                 correct = 0
                 for start in range(0, len(images), 64):
-                    pixels = read_all(images[start : start + 64], self.side, self._view.interpolation)
+                    pixels = read_all(images[start : start + 64], self.side, self.interpolation)
                     for answer in self._answers(model, pixels, 1, 64):
                         correct += answer.label == name
                         matched += answer.task in owners[name]
@@ -367,7 +362,35 @@ class ContinualLearner:
                 by_class[name] = 100 * correct / len(images)
                 right += correct
         matching = 100 * matched / total if model.method.selections else None
-        return Evaluation(total, 100 * right / total, by_class, matching, 100 * rejected / total)
+        by_task = {}
+        for task in model.tasks:
+            counts = {name: len(classes[name]) for name in task.classes if name in classes}
+            if counts:
+                by_task[task.id] = sum(by_class[name] * n for name, n in counts.items()) / sum(counts.values())
+        if record:
+            self._record(model, by_task)
+        return Evaluation(total, 100 * right / total, by_class, by_task, matching, 100 * rejected / total)
+
+    def _record(self, model: _Model, by_task: Mapping[int, float]) -> None:
+        with self._changing:
+            if self._model is not model:
+                raise DualPromptError("the model has changed while it was judged; evaluate it again")
+            newest = model.tasks[-1]
+            newest = replace(newest, measured={**newest.measured, **by_task})
+            self._model = replace(model, tasks=(*model.tasks[:-1], newest))
+
+    def accuracy_matrix(self) -> list[list[float | None]]:
+        """Return the accuracy on each task (column) after each task (row) in percent, None where it was not measured.
+
+        On the diagonal: on the images that were held out when the task was learned. Elsewhere, and on the diagonal if
+        there is one: the last recorded evaluation before the next task was learned.
+        """
+        tasks = self.tasks
+        return [
+            [row.measured.get(task.id, task.accuracy if task is row else None) for task in tasks[: place + 1]]
+            + [None] * (len(tasks) - place - 1)
+            for place, row in enumerate(tasks)
+        ]
 
     def calibrate(self, unknown: ImageLike | Sequence[ImageLike] | None = None, *, accept: float = 0.95) -> Calibration:
         """Set `threshold` so that `accept` of the held-out images of known classes get a class, the others none.
@@ -384,7 +407,7 @@ class ContinualLearner:
             )
         strange = np.empty(0)
         if unknown is not None:
-            strange = np.array([_trust(answer) for answer in self.predict(listed(unknown)[0], top_k=1)])
+            strange = np.array([answer.trust for answer in self.predict(listed(unknown)[0], top_k=1)])
         levels = []
         for share in sorted({0.99, 0.98, 0.95, 0.9, 0.8, 0.7, accept}, reverse=True):
             level = float(np.quantile(scores, 1 - share, method="lower"))
@@ -404,7 +427,7 @@ class ContinualLearner:
         """
         with self._changing:
             model = self._model
-            task = _find(model.tasks, what)
+            task = find(model.tasks, what)
             if task is not None:
                 self._model = self._without(model, task, task.classes)
                 return task
@@ -428,6 +451,9 @@ class ContinualLearner:
         }
         if not tasks:
             return self._made((), (), model.next_id, {}, {})
+        if not rest:
+            left_over = [{n: value for n, value in each.measured.items() if n != task.id} for each in tasks]
+            tasks = tuple(replace(each, measured=own) for each, own in zip(tasks, left_over, strict=True))
         return self._made(tasks, kept.rows, model.next_id, trust, kept.state)
 
     def info(self) -> dict[str, Any]:
@@ -437,6 +463,7 @@ class ContinualLearner:
         return {
             "classes": list(self.classes),
             "tasks": [task.to_dict() for task in model.tasks],
+            "accuracy_matrix": self.accuracy_matrix(),
             "threshold": self.threshold,
             "side": self.side,
             "bytes": sum(value.nbytes for value in state.values()),
@@ -490,7 +517,7 @@ class ContinualLearner:
                     f"{path} was made with another backbone than the '{learner._weights.name}' that is here "
                     "(its SHA-256 differs); restore the file, or give its place with backbone="
                 )
-            tasks = tuple(TaskInfo(**{**task, "classes": tuple(task["classes"])}) for task in facts["tasks"])
+            tasks = tuple(TaskInfo.from_dict(task) for task in facts["tasks"])
             rows = tuple(None if row is None else (int(row[0]), str(row[1])) for row in facts["rows"])
             trust = {int(number): own for number, own in facts["trust"]}
             learner.threshold = facts["threshold"]
@@ -503,41 +530,16 @@ class ContinualLearner:
 
     def push(self, repo_id: str, *, private: bool = True, token: str | None = None, message: str | None = None) -> str:
         """Upload it to a repository of the Hugging Face hub, made where there is none; return its address."""
-        import huggingface_hub
-
         with tempfile.TemporaryDirectory(prefix="dualprompt-") as folder:
-            self.save(Path(folder) / "model")
-            with _hub(repo_id):
-                huggingface_hub.create_repo(repo_id, private=private, token=token, exist_ok=True)
-                done = huggingface_hub.upload_folder(
-                    repo_id=repo_id,
-                    folder_path=Path(folder) / "model",
-                    commit_message=message or f"{len(self.classes)} classes of {len(self.tasks)} tasks",
-                    delete_patterns="weights-*.safetensors",
-                    token=token,
-                )
-        return str(getattr(done, "commit_url", done))
+            told = message or f"{len(self.classes)} classes of {len(self.tasks)} tasks"
+            return hub.upload(self.save(Path(folder) / "model"), repo_id, told, private, token)
 
     @classmethod
     def pull(
         cls, repo_id: str, *, revision: str | None = None, token: str | None = None, device: str = "auto"
     ) -> ContinualLearner:
         """Return the model in a repository of the Hugging Face hub."""
-        import huggingface_hub
-
-        with _hub(repo_id):
-            folder = huggingface_hub.snapshot_download(
-                repo_id, revision=revision, token=token, allow_patterns=[keep.MODEL, "weights-*.safetensors"]
-            )
-        return cls.load(folder, device)
-
-
-def _trust(answer: Answer) -> float:
-    """Return how sure it is that an image shows one of the classes, 0 to 1: what the threshold is for.
-
-    Similarity stays what it was when new classes come, probability shrinks; its root shrinks by half as much.
-    """
-    return max(answer.similarity, 0.0) * answer.top[0].probability ** 0.5
+        return cls.load(hub.download(repo_id, revision, token), device)
 
 
 def _device(name: str) -> str:
@@ -548,72 +550,3 @@ def _device(name: str) -> str:
     if torch.cuda.is_available():
         return "cuda"
     return "mps" if torch.backends.mps.is_available() else "cpu"
-
-
-def _task_name(name: str | None, data: Data, model: _Model) -> str:
-    taken = {task.name for task in model.tasks}
-    if name is not None:
-        if not name.strip() or not name.isprintable():
-            raise DualPromptError(f"{name!r} cannot be the name of a task; give it printable characters")
-        if name in taken:
-            raise DualPromptError(f"a task is called '{name}' already; give this one another name")
-        return name
-    said = Path(data).expanduser().resolve().name if isinstance(data, str | Path) else f"task {model.next_id}"
-    return next(each for n in range(1, len(taken) + 2) if (each := said if n == 1 else f"{said} {n}") not in taken)
-
-
-def _task(
-    index: int,
-    name: str,
-    classes: tuple[str, ...],
-    first_class: int,
-    pixels: np.ndarray,
-    labels: np.ndarray,
-    held: np.ndarray,
-) -> Task:
-    images = Images.from_array(pixels)
-
-    def subset(rows: np.ndarray) -> Subset:
-        return Subset(images, torch.from_numpy(rows), torch.from_numpy(labels[rows] + first_class))
-
-    none = subset(np.empty(0, np.int64))
-    return Task(index, name, classes, first_class, subset(np.flatnonzero(~held)), none, none)
-
-
-def _fingerprint(task: Task) -> str:
-    pixels = hashlib.sha256(task.train.images.flat.numpy().data).hexdigest()
-    return digest([pixels, task.classes, task.train.indices.tolist(), task.train.labels.tolist()])
-
-
-def _digest(state: State) -> str:
-    found = hashlib.sha256()
-    for name, value in sorted(state.items()):
-        found.update(f"{name} {tuple(value.shape)} ".encode())
-        found.update(np.ascontiguousarray(value.cpu().numpy()).tobytes())
-    return found.hexdigest()
-
-
-def _find(tasks: Sequence[TaskInfo], what: str | int) -> TaskInfo | None:
-    """Return the task that is meant, or None where it is a class."""
-    if isinstance(what, int):
-        task = next((task for task in tasks if task.id == what), None)
-        if task is None:
-            raise DualPromptError(f"there is no task with id {what}; known: {[task.id for task in tasks]}")
-        return task
-    task = next((task for task in tasks if task.name == what), None)
-    others = [other for other in tasks if what in other.classes]
-    if task is None and not others:
-        names = [*(task.name for task in tasks), *(name for task in tasks for name in task.classes)]
-        raise DualPromptError(f"there is no task or class '{what}'; {nearest(what, names)}")
-    if task is not None and others and (others != [task] or len(task.classes) > 1):
-        raise DualPromptError(f"'{what}' is a task and a class; name the task by its id, {task.id}, or the class alone")
-    return task
-
-
-@contextlib.contextmanager
-def _hub(repo_id: str) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:  # the client's own, its transport's and its downloader's errors share no base
-        reason = str(error).strip().partition("\n")[0][:200]
-        raise DualPromptError(f"the hub's repository '{repo_id}': {type(error).__name__}: {reason}") from error

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -82,6 +83,7 @@ def add(commands: Commands) -> None:
 
     evaluate = with_model("evaluate", do_evaluate, "judge a model on a folder of class folders")
     evaluate.add_argument("folder", type=Path, help="holds one folder of images for each class")
+    evaluate.add_argument("--record", action="store_true", help="note the accuracies in the model's accuracy matrix")
 
     forget = with_model("forget", do_forget, "make a model forget a task or a class, for good", FORGET)
     forget.add_argument("what", help="a task's name or id, or a class")
@@ -103,6 +105,19 @@ def open_learner(options: argparse.Namespace) -> ContinualLearner:
     return ContinualLearner.load(options.model, options.device)
 
 
+@contextlib.contextmanager
+def changed(options: argparse.Namespace) -> Iterator[ContinualLearner]:
+    """Yield the model that a command changes, held against all others, and save it if nothing goes wrong."""
+    from dualprompt.learning import keep
+
+    if not keep.is_model(options.model):
+        open_learner(options)  # it says what is wrong
+    with keep.held(options.model):
+        learner = open_learner(options)
+        yield learner
+        learner.save(options.model)
+
+
 def do_learn(options: argparse.Namespace) -> None:
     """Teach a model."""
     import shutil
@@ -117,22 +132,24 @@ def do_learn(options: argparse.Namespace) -> None:
     if options.overrides:
         given["options"] = {key.removeprefix("method."): value for key, value in options.overrides.items()}
     refuse_other(options.model)
-    if not is_model(options.model):
-        learner = ContinualLearner(device=options.device, **given)
-    elif given:
+    exists = is_model(options.model)
+    if exists and given:
         option = next(iter({key: None for key in given if key != "options"} | options.overrides)).replace("_", "-")
         raise DualPromptError(f"{options.model} exists: --{option} is for a new model; leave it out, or name another")
-    else:
-        learner = open_learner(options)
     work = options.model.resolve().with_name(f".{options.model.resolve().name}.learning")
-    with Terminal() as terminal:
+    with contextlib.ExitStack() as stack:
+        learner = stack.enter_context(changed(options)) if exists else ContinualLearner(device=options.device, **given)
+        terminal = stack.enter_context(Terminal())
         try:
             task = learner.learn(
                 options.folder, options.name, epochs=options.epochs, again=options.again, progress=terminal, work=work
             )
         except InterruptedRunError as error:
             raise InterruptedRunError(f"{error}; the model is as before; give the same command to go on") from None
-    learner.save(options.model)
+    if not exists:
+        if is_model(options.model):
+            raise DualPromptError(f"another command has made {options.model} meanwhile; give this one again")
+        learner.save(options.model)
     shutil.rmtree(work, ignore_errors=True)
     measured = "" if task.accuracy is None else f", {task.accuracy:.1f} % of the images held out were right"
     told = f"learned task {task.id} ('{task.name}'): {len(task.classes)} classes from {task.images} images{measured}"
@@ -222,9 +239,9 @@ def do_evaluate(options: argparse.Namespace) -> None:
 
     from dualprompt.console import Terminal
 
-    learner = open_learner(options)
-    with Terminal() as terminal:
-        found = learner.evaluate(options.folder, terminal)
+    opened = changed(options) if options.record else contextlib.nullcontext(open_learner(options))
+    with opened as learner, Terminal() as terminal:
+        found = learner.evaluate(options.folder, terminal, record=options.record)
     table = Table("class", "accuracy")
     for name, accuracy in found.by_class.items():
         table.add_row(Text(name), f"{accuracy:.1f} %")
@@ -236,11 +253,10 @@ def do_evaluate(options: argparse.Namespace) -> None:
 
 def do_forget(options: argparse.Namespace) -> None:
     """Make a model forget."""
-    learner = open_learner(options)
-    names = {task.name for task in learner.tasks} | set(learner.classes)
-    by_id = options.what.isdecimal() and options.what not in names
-    gone = learner.forget(int(options.what) if by_id else options.what)
-    learner.save(options.model)
+    with changed(options) as learner:
+        names = {task.name for task in learner.tasks} | set(learner.classes)
+        by_id = options.what.isdecimal() and options.what not in names
+        gone = learner.forget(int(options.what) if by_id else options.what)
     value = {"class": gone} if isinstance(gone, str) else {"task": gone.to_dict()}
     told = f"forgot class '{gone}'" if isinstance(gone, str) else f"forgot task {gone.id} ('{gone.name}')"
     emit(options, {"forgotten": value, **learner.info()}, tasks_table(learner), told)
@@ -250,14 +266,13 @@ def do_calibrate(options: argparse.Namespace) -> None:
     """Set or remove the threshold of a model."""
     from rich.table import Table
 
-    learner = open_learner(options)
     if options.off:
-        learner.threshold = None
-        learner.save(options.model)
+        with changed(options) as learner:
+            learner.threshold = None
         emit(options, {"threshold": None}, "every image gets a class")
         return
-    found = learner.calibrate(options.unknown, accept=options.accept)
-    learner.save(options.model)
+    with changed(options) as learner:
+        found = learner.calibrate(options.unknown, accept=options.accept)
     table = Table("threshold", "known images that get a class", "unknown images that get none")
     for level in found.levels:
         rejected = "–" if level.rejected is None else f"{level.rejected:.1f} %"

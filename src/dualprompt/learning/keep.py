@@ -7,8 +7,11 @@ at which a new model takes the place of the old; whoever reads, or is killed, be
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shutil
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,7 @@ from dualprompt.training import checkpoint
 from dualprompt.training.checkpoint import State
 
 FORMAT = 1
-MODEL, CARD = "model.json", "README.md"
+MODEL, CARD, LOCK = "model.json", "README.md", ".lock"
 _TENSORS = re.compile(r"weights-[0-9a-f]{16}\.safetensors")
 
 
@@ -35,6 +38,38 @@ def refuse_other(path: Path) -> None:
         others = [entry.name for entry in path.iterdir() if not is_partial(entry) and not _TENSORS.match(entry.name)]
         if others:
             raise DualPromptError(f"{path} holds no model, but '{others[0]}'; give a new folder for the model")
+
+
+@contextlib.contextmanager
+def held(path: Path, seconds: float = 0.0) -> Iterator[int]:
+    """Hold the model in `path` against all others who would change it; yield the file whose lock says so.
+
+    Waits so many seconds for whoever holds it. A process that inherits the file holds the model as well.
+    """
+    with disk_errors(path):
+        file = os.open(path / LOCK, os.O_CREAT | os.O_RDWR, 0o600)
+    try:
+        _lock(file, path, time.monotonic() + seconds)
+        yield file
+    finally:
+        os.close(file)
+
+
+def _lock(file: int, path: Path, until: float) -> None:
+    if os.name != "posix":
+        return
+    import fcntl
+
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                raise DualPromptError(
+                    f"{path} is being served, or changed by another command; stop that server, or wait, or use its page"
+                ) from None
+            time.sleep(0.05)
 
 
 def write(path: Path, facts: dict[str, Any], state: State, card: str) -> None:

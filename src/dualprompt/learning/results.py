@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
+
+import numpy as np
+
+
+def trust(similarity: Any, probability: Any) -> Any:
+    """Return how sure a model is that images show classes it knows, 0 to 1: what the threshold is for.
+
+    Similarity stays what it was when new classes come, probability shrinks; its root shrinks by half as much.
+    """
+    return np.maximum(similarity, 0.0) * probability**0.5
 
 
 @dataclass(frozen=True)
@@ -25,6 +36,11 @@ class Answer:
     similarity: float  # cosine of the image and the nearest thing that is kept of any task
     top: tuple[Score, ...]  # the best classes, best first, also where the label is None
 
+    @property
+    def trust(self) -> float:
+        """How sure it is that the image shows one of the classes, 0 to 1."""
+        return float(trust(self.similarity, self.probability))
+
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON has it."""
         return {**asdict(self), "top": [asdict(score) for score in self.top]}
@@ -41,10 +57,18 @@ class TaskInfo:
     learned: str  # when, ISO 8601
     bytes: int  # that are kept for it alone
     accuracy: float | None  # percent of the held-out images, among all classes known then; None: none were held out
+    measured: Mapping[int, float] = field(default_factory=dict)  # percent, by task id, recorded while it was the newest
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON has it."""
-        return {**asdict(self), "classes": list(self.classes)}
+        measured = {str(task): value for task, value in self.measured.items()}
+        return {**asdict(self), "classes": list(self.classes), "measured": measured}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> TaskInfo:
+        """Return what `to_dict` made into JSON."""
+        measured = {int(task): float(value) for task, value in values.get("measured", {}).items()}
+        return cls(**{**values, "classes": tuple(values["classes"]), "measured": measured})
 
 
 @dataclass(frozen=True)
@@ -54,12 +78,13 @@ class Evaluation:
     images: int
     accuracy: float  # percent
     by_class: dict[str, float]  # percent
+    by_task: dict[int, float]  # percent, by the task's id
     matching: float | None  # percent of images matched to a task that has their class; None: the method matches none
     rejected: float  # percent answered with "none of these", which counts as wrong
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON has it."""
-        return asdict(self)
+        return {**asdict(self), "by_task": {str(task): value for task, value in self.by_task.items()}}
 
 
 @dataclass(frozen=True)

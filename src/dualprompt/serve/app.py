@@ -83,7 +83,7 @@ def create_app(model: ServedModel, settings: Settings | None = None) -> FastAPI:
             raise Refusal(404, f"there is no task {task}")
         return {"forgot": await service.forget(task), "model_version": model.version}
 
-    @app.delete("/classes/{name}", summary="Forget a class", responses=REFUSALS)
+    @app.delete("/classes/{name:path}", summary="Forget a class", responses=REFUSALS)
     async def forget_class(name: str) -> dict[str, str]:
         if name not in model.learner.classes:
             raise Refusal(404, f"the model knows no class '{name[:80]}'")

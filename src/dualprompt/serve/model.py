@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import time
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,13 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dualprompt import __version__
-from dualprompt.errors import DualPromptError
 from dualprompt.files import digest, disk_errors, read_json
 from dualprompt.learner import Answer, ContinualLearner
-from dualprompt.learning.keep import is_model
-
-if os.name == "posix":
-    import fcntl
+from dualprompt.learning import keep
 
 LOCK_SECONDS = 15.0
 
@@ -33,21 +28,24 @@ class Versioned(NamedTuple):
 class ServedModel:
     """A saved learner that is asked from several threads while it may be replaced.
 
-    Everything the server writes lies in the directory `work` inside the model's own. A lock there keeps a second server
-    away; the process that learns inherits it, so that after a crash a new server waits until that one has ended too.
+    Everything the server writes lies in the directory `work` inside the model's own. A lock keeps a second server and
+    commands that change the model away; the process that learns inherits it, so that after a crash a new server waits
+    until that one has ended too.
     """
 
     def __init__(self, path: Path, device: str = "auto") -> None:
         self.path, self.device = path, device
         self.work = path / ".serve"
         self.switches = 0
-        if not is_model(path):
+        if not keep.is_model(path):
             ContinualLearner.load(path)  # it says what is wrong; nothing is written into a folder that is no model
-        with disk_errors(self.work):
-            self.work.mkdir(exist_ok=True)
-            self._lock = os.open(self.work / "lock", os.O_CREAT | os.O_RDWR, 0o600)
-        self._take_lock()
-        self._loaded = self._load()  # only now: whoever held the lock may have saved a new one
+        self._held = contextlib.ExitStack()
+        self._lock = self._held.enter_context(keep.held(path, LOCK_SECONDS))
+        with self._held:  # given back if anything goes wrong from here on
+            with disk_errors(self.work):
+                self.work.mkdir(exist_ok=True)
+            self._loaded = self._load()  # only now: whoever held the lock may have saved a new one
+            self._held = self._held.pop_all()
 
     @property
     def learner(self) -> ContinualLearner:
@@ -85,25 +83,11 @@ class ServedModel:
 
     def close(self) -> None:
         """Give the lock back."""
-        os.close(self._lock)
+        self._held.close()
 
     def _load(self) -> tuple[ContinualLearner, str]:
         learner = ContinualLearner.load(self.path, self.device)
         return learner, digest(read_json(self.path / "model.json"))[:12]
-
-    def _take_lock(self) -> None:
-        if os.name != "posix":
-            return
-        until = time.monotonic() + LOCK_SECONDS
-        while True:
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except BlockingIOError:
-                if time.monotonic() > until:
-                    os.close(self._lock)
-                    raise DualPromptError(f"{self.path} is being served already; stop that server first") from None
-                time.sleep(0.05)
 
 
 def _shortened(answer: Answer, count: int) -> Answer:

@@ -113,7 +113,7 @@ def main() -> int:
     os.dup2(2, 1)  # what a library prints must not end up among our lines
     threading.Thread(target=_end_with_server, daemon=True).start()
     if hasattr(os, "nice"):
-        os.nice(10)
+        os.nice(5)  # who asks goes first; more would starve learning on a busy machine
     reporter = Reporter(channel)
     try:
         teach(Path(sys.argv[1]), Path(sys.argv[2]), reporter)

@@ -1,0 +1,63 @@
+"""Images of new classes as a task of the training loop, some of them held out; and what identifies it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from dualprompt.data.images import Images
+from dualprompt.data.stream import Subset, Task
+from dualprompt.files import digest
+from dualprompt.seeds import derive
+from dualprompt.training.checkpoint import State
+
+HELD_OUT, MOST_HELD_OUT, FEWEST = 0.2, 10, 5  # of each class: the share, at most so many, from so many images on
+
+
+def held_out(labels: np.ndarray, classes: Sequence[str], seed: int) -> np.ndarray:
+    """Return which images are not trained on, (images,) bool; a class's own depend on its name alone."""
+    held = np.zeros(len(labels), bool)
+    for label, name in enumerate(classes):
+        mine = np.flatnonzero(labels == label)
+        if len(mine) >= FEWEST:
+            count = min(int(len(mine) * HELD_OUT), MOST_HELD_OUT)
+            rng = np.random.default_rng(derive(seed, "held out", name))
+            held[rng.permutation(mine)[:count]] = True
+    return held
+
+
+def task_of(
+    index: int,
+    name: str,
+    classes: tuple[str, ...],
+    first_class: int,
+    pixels: np.ndarray,
+    labels: np.ndarray,
+    held: np.ndarray,
+) -> Task:
+    """Return the task, whose classes are counted from `first_class`."""
+    images = Images.from_array(pixels)
+
+    def subset(rows: np.ndarray) -> Subset:
+        return Subset(images, torch.from_numpy(rows), torch.from_numpy(labels[rows] + first_class))
+
+    none = subset(np.empty(0, np.int64))
+    return Task(index, name, classes, first_class, subset(np.flatnonzero(~held)), none, none)
+
+
+def fingerprint(task: Task) -> str:
+    """Return a hash of the images and labels that are trained on."""
+    pixels = hashlib.sha256(task.train.images.flat.numpy().data).hexdigest()
+    return digest([pixels, task.classes, task.train.indices.tolist(), task.train.labels.tolist()])
+
+
+def state_digest(state: State) -> str:
+    """Return a hash of tensors and their names."""
+    found = hashlib.sha256()
+    for name, value in sorted(state.items()):
+        found.update(f"{name} {tuple(value.shape)} ".encode())
+        found.update(np.ascontiguousarray(value.cpu().numpy()).tobytes())
+    return found.hexdigest()
