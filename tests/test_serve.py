@@ -23,6 +23,7 @@ from urllib.parse import quote
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import sandbox
@@ -619,6 +620,27 @@ async def test_full_disk_during_an_upload_is_said_and_leaves_nothing(model: Path
         assert "disk is full" in error_of(reply, 507)
         assert uploads(model) == []
         assert (await client.post("/predict", files={"images": SMALL})).status_code == 200
+
+
+@pytest.mark.parametrize("cores", [1, 2, 3])
+def test_a_batch_that_cores_share_is_answered_in_order(world: World, model: Path, cores: int):
+    served = ServedModel(model, "cpu")
+    served._cores = cores
+    paths = [path for name in ("ash", "birch", "cedar") for path in pictures(world, name, "test")][:7]
+    pixels = np.stack([served.learner.pixels(path) for path in paths])
+    top_k = [1 + n % 3 for n in range(7)]
+    alone = [served.learner.predict_pixels(image[None], k)[0] for image, k in zip(pixels, top_k, strict=True)]
+    threads = torch.get_num_threads()
+    try:
+        for size in range(1, 8):
+            found = served.answers(pixels[:size], top_k[:size])
+            for (answer, version), expected in zip(found, alone[:size], strict=True):
+                assert version == served.version
+                assert [score.label for score in answer.top] == [score.label for score in expected.top]
+                assert answer.probability == pytest.approx(expected.probability, abs=1e-5)
+    finally:
+        torch.set_num_threads(threads)
+        served.close()
 
 
 async def test_only_one_server_for_a_model(model: Path, monkeypatch: pytest.MonkeyPatch):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from dualprompt import __version__
 from dualprompt.files import digest, disk_errors, read_json
@@ -37,6 +40,9 @@ class ServedModel:
         self.path, self.device = path, device
         self.work = path / ".serve"
         self.switches = 0
+        # On a CPU, cores that each compute a part of a batch beat cores that share every operation of all of it.
+        self._cores = torch.get_num_threads() if device == "cpu" or not torch.cuda.is_available() else 1
+        self._pool = ThreadPoolExecutor(self._cores, thread_name_prefix="part of a batch")
         if not keep.is_model(path):
             ContinualLearner.load(path)  # it says what is wrong; nothing is written into a folder that is no model
         self._held = contextlib.ExitStack()
@@ -65,7 +71,14 @@ class ServedModel:
     def answers(self, pixels: np.ndarray, top_k: Sequence[int]) -> list[Versioned]:
         """Return the answers for pictures, (pictures, side, side, 3) uint8, each with its own number of classes."""
         learner, version = self._loaded
-        found = learner.predict_pixels(pixels, max(top_k))
+        pieces = np.array_split(pixels, min(self._cores, len(pixels)))
+        threads = self._cores // len(pieces)
+
+        def answer(piece: np.ndarray) -> list[Answer]:
+            torch.set_num_threads(threads)  # of this thread alone; by default all cores share one image
+            return learner.predict_pixels(piece, max(top_k))
+
+        found = answer(pixels) if len(pieces) == 1 else itertools.chain(*self._pool.map(answer, pieces))
         return [Versioned(_shortened(answer, k), version) for answer, k in zip(found, top_k, strict=True)]
 
     def reload(self) -> None:
@@ -83,6 +96,7 @@ class ServedModel:
 
     def close(self) -> None:
         """Give the lock back."""
+        self._pool.shutdown()
         self._held.close()
 
     def _load(self) -> tuple[ContinualLearner, str]:

@@ -54,6 +54,9 @@ def serve(
         raise DualPromptError(
             f"cannot bind {host}:{port} ({error.strerror}); choose another --port or --host"
         ) from None
+    # asyncio does so itself only for sockets that were made with the protocol's number; else an answer's second packet
+    # waits 40 ms for the client to acknowledge the first.
+    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     with bound:
         model = ServedModel(path, device)
         app = create_app(model, Settings(rules, limits or Limits(), largest_batch))
