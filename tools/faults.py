@@ -524,7 +524,7 @@ def copied(source: Path, target: Path) -> Path:
 
 def kept_files(model: Path) -> dict[str, bytes]:
     """Return the model's own files."""
-    return {path.name: path.read_bytes() for path in model.iterdir() if path.is_file()}
+    return {path.name: path.read_bytes() for path in model.iterdir() if path.is_file() and path.name[0] != "."}
 
 
 def left_over(model: Path) -> list[str]:
