@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -22,7 +23,7 @@ from PIL import Image
 from dualprompt import export
 from dualprompt.errors import DualPromptError
 from dualprompt.learner import Answer, ContinualLearner
-from sandbox import CLASSES, HEADER, VIT, World, call, make_world
+from sandbox import CLASSES, HEADER, VIT, World, call, make_world, shell
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "onnx_predict.py"
 # Layers 2 and 3 of 3 are prompted, layer 2 by both prompts: layer 1 is shared by query and prompted pass.
@@ -309,3 +310,41 @@ def test_what_was_there_stays_when_the_disk_refuses_the_new_file(case: Case, tmp
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("model.pt2", "the old one")]
+
+
+def test_a_whole_life(world: World, tmp_path: Path):
+    """Three tasks from folders by the command, asked in other processes, one forgotten, the rest shipped as ONNX."""
+    tasks = {"spring": ("ash", "birch"), "summer": ("cedar", "elm"), "autumn": ("fir", "hazel")}
+    tiny = [f"--method.{key}={value}" for key, value in OPTIONS.items() if not key.startswith("train.")]
+    model = tmp_path / "model"
+    for name, classes in tasks.items():
+        for label in classes:
+            shutil.copytree(world.images / "train" / label, tmp_path / name / label)
+        new = ["--backbone", world.weights, *tiny] if name == "spring" else []
+        done = shell("learn", model, tmp_path / name, "--epochs", 2, "--device", "cpu", *new)
+        assert done.code == 0, done.err
+        shutil.rmtree(tmp_path / name)  # it must never need them again
+    images = sorted(
+        path for classes in tasks.values() for c in classes for path in (world.images / "test" / c).iterdir()
+    )
+    learner = ContinualLearner.load(model, "cpu")
+    pixels = np.stack([learner.pixels(path) for path in images])
+    asked = shell("predict", model, *images, "--json", "--device", "cpu")
+    here = learner.predict(images)
+    for elsewhere, answer in zip(asked.json, here, strict=True):
+        assert (elsewhere["path"], elsewhere["label"], elsewhere["task"]) == (answer.path, answer.label, answer.task)
+        assert elsewhere["probability"] == pytest.approx(answer.probability, abs=1e-6)
+
+    with torch.inference_mode():
+        logits, matched, _ = learner.network()(torch.from_numpy(pixels))
+        assert shell("forget", model, "summer").code == 0
+        left = ContinualLearner.load(model, "cpu")
+        assert left.classes == ("ash", "birch", "fir", "hazel")
+        after, _, _ = left.network()(torch.from_numpy(pixels))
+    others = matched != 1
+    assert 10 < others.sum() < len(images)
+    assert torch.equal(after[others], logits[others][:, [0, 1, 4, 5]])
+
+    exported = shell("export", model, "--to", "onnx", "--json")
+    assert exported.code == 0, exported.err
+    agree(left, pixels, run(Path(exported.json["path"]), pixels), 1e-3)
