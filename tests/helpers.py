@@ -45,14 +45,17 @@ def task_view(
     queries: Tensor | None = None,
     images: Tensor | None = None,
     labels: Tensor | None = None,
+    batch_size: int | None = None,
+    frozen: bool = False,
 ) -> TaskView:
-    """The `index`-th of tasks that all have `classes` classes."""
+    """The `index`-th of tasks that all have `classes` classes; `frozen` if its images are features instead."""
     found = torch.empty(0, dtype=torch.int64) if labels is None else labels
 
     def batches() -> Iterator[Batch]:
         if images is not None:
-            shown: Tensor = images
-            yield Batch(lambda: shown, found)
+            size = batch_size or len(images)
+            for part, answer in zip(images.split(size), found.split(size), strict=True):
+                yield Batch(lambda part=part: part, answer, frozen=part if frozen else None)
 
     return TaskView(
         index=index,

@@ -100,7 +100,7 @@ def test_bad_options(options: list[str], parts: list[str], world: World, out: Pa
         (["run", "mni"], ["unknown preset 'mni'", "did you mean 'mini'?", "path of a .yaml file"]),
         (["run", "absent.yaml"], ["preset file absent.yaml does not exist"]),
         (["list", "method"], ["'method'", "methods"]),
-        (["show", "x", "--train.epochs", "3"], ["'--train.epochs' only goes with `dualprompt run`"]),
+        (["show", "x", "--train.epochs", "3"], ["'--train.epochs' only goes with `run`"]),
         (["show", "x", "--quick"], ["unknown argument '--quick'"]),
         (["data", "show", "cifra10"], ["unknown dataset 'cifra10'", "did you mean 'cifar10'?"]),
         (["data", "get", "cifra10"], ["unknown dataset 'cifra10'", "did you mean 'cifar10'?"]),

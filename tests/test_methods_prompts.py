@@ -180,7 +180,7 @@ def test_l2p_picks_the_nearest_keys_and_pulls_them() -> None:
         cross_entropy -= own[label - 3].item() / 6
         close(method.predict(batch_of(image[None])).logits[0], logits.detach())
     loss = method.loss(batch_of(images, labels))
-    assert loss.item() == pytest.approx(cross_entropy + 0.7 * sum(pulled) / len(pulled), rel=1e-4)
+    assert loss.item() == pytest.approx(cross_entropy + 0.7 * sum(pulled) / 6, rel=1e-4), "a sum over an image's keys"
 
 
 def test_l2p_selections_differ_between_images_and_matter() -> None:

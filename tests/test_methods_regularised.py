@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from dualprompt.errors import DualPromptError
 from dualprompt.methods.base import METHODS, Batch, TaskView, method_config
 from dualprompt.methods.ewc import EWC
 from dualprompt.methods.finetune import FineTune
-from helpers import SIDE, random_images, seeded, tiny_vit
+from helpers import SIDE, random_images, seeded, task_view, tiny_vit
 
 CLASSES = 3  # of every task
 NAMES = ("ft-seq", "ewc", "lwf", "upper-bound")
@@ -28,38 +27,19 @@ def make(name: str, depth: int = 4, **options: Any) -> Any:
     return METHODS[name](method_config({"name": name, **options}), tiny_vit(depth=depth))
 
 
-def view_of(index: int, images: Tensor, labels: Tensor, batch_size: int = 10, frozen: bool = False) -> TaskView:
-    """A task with these images; `frozen` if they are features instead."""
-
-    def batches() -> Iterator[Batch]:
-        for part, answer in zip(images.split(batch_size), labels.split(batch_size), strict=True):
-            yield Batch(lambda part=part: part, answer, frozen=part if frozen else None)
-
-    return TaskView(
-        index=index,
-        name=f"task {index + 1}",
-        classes=CLASSES,
-        first_class=index * CLASSES,
-        generator=seeded(100 + index),
-        queries=lambda: torch.empty(0),
-        labels=labels,
-        batches=batches,
-    )
-
-
 def clusters(index: int, seed: int = 0, count: int = 30) -> TaskView:
     """A task whose classes are easy to tell apart."""
     centres = torch.randn(CLASSES, 3, SIDE, SIDE, generator=seeded(10 * seed + 7 + index))
     labels = torch.randint(0, CLASSES, (count,), generator=seeded(index))
     images = centres[labels] + torch.randn(count, 3, SIDE, SIDE, generator=seeded(10 * seed + 70 + index))
-    return view_of(index, images, labels + index * CLASSES)
+    return task_view(index, CLASSES, images=images, labels=labels + index * CLASSES, batch_size=10)
 
 
 def feature_task(count: int, batch_size: int = 7) -> TaskView:
     """A first task of random frozen features."""
     features = torch.randn(count, 32, generator=seeded(5))
     labels = torch.randint(0, CLASSES, (count,), generator=seeded(6))
-    return view_of(0, features, labels, batch_size, frozen=True)
+    return task_view(0, CLASSES, images=features, labels=labels, batch_size=batch_size, frozen=True)
 
 
 def images_of(task: TaskView) -> Tensor:
@@ -146,7 +126,8 @@ def test_fisher_of_a_linear_softmax_classifier_has_its_closed_form():
 def test_fisher_under_the_models_own_labels_has_its_closed_form():
     """E (onehot(y) − p)² = p (1 − p). Random signs stand for the expectation, so one image comes many times."""
     x = images_of(feature_task(1))
-    task = view_of(0, x.expand(40_000, -1), torch.zeros(40_000, dtype=torch.int64), 20_000, frozen=True)
+    features, labels = x.expand(40_000, -1), torch.zeros(40_000, dtype=torch.int64)
+    task = task_view(0, CLASSES, images=features, labels=labels, batch_size=20_000, frozen=True)
     method, p = linear_classifier(task, fisher_images=40_000)
     variance = p[0] * (1 - p[0])
     expected = np.concatenate([np.outer(variance, x[0].double().numpy() ** 2).ravel(), variance])
@@ -167,7 +148,8 @@ def test_fisher_of_the_whole_model_is_that_of_its_single_images(logits: str):
 
 def test_fisher_of_the_whole_model_under_its_own_labels_is_the_expectation():
     method, image = begun("ewc", 1, fisher_images=3000), random_images(1)
-    task = view_of(0, image.expand(3000, -1, -1, -1), torch.zeros(3000, dtype=torch.int64), 300)
+    images, labels = image.expand(3000, -1, -1, -1), torch.zeros(3000, dtype=torch.int64)
+    task = task_view(0, CLASSES, images=images, labels=labels, batch_size=300)
     log_p = method.head.all(method.backbone(image))[0].log_softmax(0)
     expected = torch.zeros(())
     for likely in log_p:
@@ -186,7 +168,8 @@ def test_fisher_is_taken_on_evenly_spaced_images(images: int, wanted: int, batch
     chosen = [math.floor(index * images / used) for index in range(used)]
     assert np.ptp(np.diff([*chosen, images])) <= 1
     method, _ = linear_classifier(task, fisher_labels="true", fisher_images=wanted)
-    alone = view_of(0, images_of(task)[chosen], task.labels[chosen], used, frozen=True)
+    features, labels = images_of(task)[chosen], task.labels[chosen]
+    alone = task_view(0, CLASSES, images=features, labels=labels, frozen=True)
     torch.testing.assert_close(method.fisher(task), method.fisher(alone))
 
 

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from dualprompt.config import TrainConfig
 from dualprompt.methods.dualprompt import DualPrompt
+from dualprompt.methods.l2p import L2P, L2PConfig
 from dualprompt.training.loop import make_optimiser
-from helpers import batch_of, random_dualprompt, random_images, seeded
+from helpers import batch_of, random_dualprompt, random_images, randomise, seeded, task_view, tiny_vit
 
 HEADS, PATCH, CLASSES, BATCH = 4, 8, 3, 6
 
@@ -45,8 +46,10 @@ def attention(h: Tensor, h_k: Tensor, h_v: Tensor, extra_k: Tensor, extra_v: Ten
     return torch.cat(heads, dim=1) @ w["attn.proj.weight"].T + w["attn.proj.bias"]
 
 
-def feature(image: Tensor, w: dict[str, Tensor], g: dict[int, Tensor], e: dict[int, Tensor], how: str) -> Tensor:
-    """f(x)[class token] of one image. `g`, `e`: layer, from 1, to (parts, rows, dim)."""
+def outputs(
+    image: Tensor, w: dict[str, Tensor], g: dict[int, Tensor], e: dict[int, Tensor], how: str
+) -> tuple[Tensor, int]:
+    """All of f(x) of one image, and where its class token is. `g`, `e`: layer, from 1, to (parts, rows, dim)."""
     patches = []
     for top in range(0, image.shape[1], PATCH):
         for left in range(0, image.shape[2], PATCH):
@@ -76,7 +79,13 @@ def feature(image: Tensor, w: dict[str, Tensor], g: dict[int, Tensor], e: dict[i
         h = h * 0.5 * (1 + torch.erf(h / math.sqrt(2)))
         x = x + h @ block["mlp.fc2.weight"].T + block["mlp.fc2.bias"]
         layer += 1
-    return layer_norm(x, w["norm.weight"], w["norm.bias"])[prepended]
+    return layer_norm(x, w["norm.weight"], w["norm.bias"]), prepended
+
+
+def feature(image: Tensor, w: dict[str, Tensor], g: dict[int, Tensor], e: dict[int, Tensor], how: str) -> Tensor:
+    """f(x)[class token] of one image."""
+    rows, class_at = outputs(image, w, g, e, how)
+    return rows[class_at]
 
 
 class Reference:
@@ -186,3 +195,49 @@ def test_prompts_after_several_adam_steps(how: str) -> None:
         torch.testing.assert_close(value, reference.trained[name].detach(), rtol=1e-4, atol=1e-5)
         moved = (value - before[name]).abs().max()
         assert moved > 0.01 if name in trainable else moved == 0, name
+
+
+def l2p_loss(trained: dict[str, Tensor], frozen: dict[str, Tensor], config: L2PConfig, step: int) -> Tensor:
+    """L2P's equations, image by image: sort the pool by cosine, prepend the first N prompts, average their outputs."""
+    total = torch.zeros(())
+    for image, label in zip(*data(step), strict=True):
+        query = feature(image, frozen, {}, {}, "pro-t")
+        by_cosine = []
+        for prompt, key in zip(trained["prompt"], trained["key"], strict=True):
+            norms = torch.sqrt((query**2).sum()) * torch.sqrt((key**2).sum())
+            by_cosine.append(((query * key).sum() / norms, prompt))
+        chosen = sorted(by_cosine, key=lambda pair: -pair[0].item())[: config.top_n]
+        tokens = torch.cat([prompt for _, prompt in chosen])
+        rows, class_at = outputs(image, frozen, {}, {1: tokens[None]}, "pro-t")
+        assert class_at == config.top_n * config.length
+        read = rows[class_at] if config.feature == "class" else rows[:class_at].sum(dim=0) / class_at
+        logits = trained["head.weight.1"] @ read + trained["head.bias.1"]
+        total = total - logits[label - CLASSES] + torch.log(torch.exp(logits).sum())
+        for cosine, _ in chosen:
+            total = total + config.match_weight * (1 - cosine)
+    return total / BATCH
+
+
+@pytest.mark.parametrize("read", ["prompts", "class"])
+def test_l2p_loss_and_every_gradient(read: Any) -> None:
+    config = L2PConfig(pool_size=7, length=2, top_n=3, match_weight=0.3, feature=read)
+    method = L2P(config, tiny_vit())
+    for index in range(2):
+        method.begin_task(task_view(index, CLASSES))
+    randomise(method)
+    frozen = {name: value.detach().clone() for name, value in method.backbone.named_parameters()}
+    trained = {name: value.clone().requires_grad_() for name, value in method.state().items()}
+    expected = l2p_loss(trained, frozen, config, step=0)
+    gradients = torch.autograd.grad(expected, list(trained.values()), allow_unused=True)
+    loss = method.loss(batch_of(*data()))
+    loss.backward()
+    torch.testing.assert_close(loss.detach(), expected.detach(), rtol=1e-5, atol=1e-5)
+    parameters = dict(method.named_parameters())
+    for name, want in zip(trained, gradients, strict=True):
+        grad = parameters[name].grad
+        if want is None:
+            assert grad is None, f"{name} belongs to an old task"
+            continue
+        assert grad is not None, name
+        torch.testing.assert_close(grad, want, rtol=1e-4, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+        assert want.abs().max() > 1e-4, f"{name} is trained, but the data does not show it"

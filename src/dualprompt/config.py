@@ -115,6 +115,9 @@ class RunConfig(Strict):
     compile: Literal["auto", "on", "off"] = Field(
         default="auto", description="torch.compile of the backbone; auto: on CUDA where the run is long enough to gain"
     )
+    track: tuple[Literal["tensorboard", "wandb"], ...] = Field(
+        default=(), description="tensorboard, wandb or both: where the log is shown as well"
+    )
 
 
 def parse(model: type[Strict], values: dict[str, Any], where: str = "") -> Any:
@@ -280,6 +283,14 @@ def nested(dotted: str, value: Any) -> dict[str, Any]:
     result: dict[str, Any] = {last: value}
     for part in reversed(outer):
         result = {part: result}
+    return result
+
+
+def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return `{"a.b": value}` for `{"a": {"b": value}}`."""
+    result: dict[str, Any] = {}
+    for key, value in values.items():
+        result |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return result
 
 

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from dualprompt.studies.sheet import Sheet
+    from dualprompt.studies.store import Workers
 
 Do = Callable[[argparse.Namespace], None]
 
@@ -67,6 +69,16 @@ def add_devices(command: Parser) -> None:
     command.add_argument("--nodes", type=int, help="machines")
 
 
+def add_track(command: Parser) -> None:
+    """Add the option that shows a run's log elsewhere as well."""
+    command.add_argument("--track", help="show the log in tensorboard, wandb, or both with a comma; or none")
+
+
+def trackers(options: argparse.Namespace) -> list[str] | None:
+    """Return what `--track` says, if anything."""
+    return None if options.track is None else [name for name in names(options.track) if name != "none"]
+
+
 def add_store(command: Parser) -> None:
     """Add the options of commands that run many runs or reuse them."""
     command.add_argument("--recipe", help="one of the preset's recipes (`dualprompt list presets`)")
@@ -75,8 +87,45 @@ def add_store(command: Parser) -> None:
     command.add_argument(
         "--jobs", type=int, default=1, help="runs at a time, each in a process of its own (default: 1)"
     )
+    command.add_argument(
+        "--ray",
+        nargs="?",
+        const="local",
+        type=ray_address,
+        metavar="ADDRESS",
+        help="carry the runs out on the Ray cluster at HOST:PORT, or auto; without an address on a new one, of all "
+        "cores of this machine",
+    )
+    command.add_argument("--ray-cpus", type=int, metavar="N", help="CPUs and threads of a run on Ray (default: 1)")
+    command.add_argument(
+        "--ray-gpus",
+        type=float,
+        metavar="N",
+        help="GPUs of a run on Ray, 0.5 if two may share one (default: 1 if the device is a GPU)",
+    )
     command.add_argument("--device", help=DEVICE)
     command.add_argument("--precision", help=PRECISION)
+    add_track(command)
+
+
+def ray_address(text: str) -> str:
+    """Read where a Ray cluster is."""
+    if text in ("auto", "local") or text.rpartition(":")[2].isdigit():
+        return text
+    raise argparse.ArgumentTypeError(f"'{text}' is not HOST:PORT or auto; without an address, put --ray last")
+
+
+def workers(options: argparse.Namespace) -> AbstractContextManager[int | Workers]:
+    """Return what carries many runs out: so many processes, or a Ray cluster."""
+    if options.ray is None:
+        if (options.ray_cpus, options.ray_gpus) != (None, None):
+            raise DualPromptError("--ray-cpus and --ray-gpus go with --ray")
+        return nullcontext(options.jobs)
+    if options.jobs != 1 and getattr(options, "name", None) != "auto":  # which proposes so many settings at a time
+        raise DualPromptError("--jobs counts processes of this machine; leave it out, Ray fills the cluster by itself")
+    from dualprompt.studies.cluster import cluster
+
+    return cluster(options.ray, 1 if options.ray_cpus is None else options.ray_cpus, options.ray_gpus)
 
 
 def read_value(text: str) -> Any:
@@ -96,7 +145,12 @@ def many_overrides(options: argparse.Namespace) -> dict[str, Any]:
     """Return the overrides of a command that runs several methods."""
     if "method.name" in options.overrides:
         raise DualPromptError("choose methods with --methods, not --method.name")
-    flags = {"backbone.name": options.backbone, "device": options.device, "precision": options.precision}
+    flags: dict[str, Any] = {
+        "backbone.name": options.backbone,
+        "device": options.device,
+        "precision": options.precision,
+        "track": trackers(options),
+    }
     return options.overrides | {key: value for key, value in flags.items() if value is not None}
 
 

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dualprompt.commands.common import DEVICE, PRECISION, Commands, add_devices, emit
+from dualprompt.commands.common import DEVICE, PRECISION, Commands, add_devices, add_track, emit, trackers
 from dualprompt.errors import DualPromptError
 from dualprompt.progress import speaks
 
@@ -43,10 +43,12 @@ def add(commands: Commands) -> None:
     run.add_argument("--skip-bad", action="store_true", help="leave out unreadable images and count them")
     add_devices(run)
     run.add_argument("--precision", help=PRECISION)
+    add_track(run)
 
     resume = commands.add("resume", do_resume, "continue an interrupted run to the same result")
     resume.add_argument("run", type=Path)
     add_devices(resume)
+    add_track(resume)
 
     evaluate = commands.add("eval", do_eval, "judge a finished run again, after each of its tasks")
     evaluate.add_argument("run", type=Path)
@@ -76,6 +78,7 @@ def do_run(options: argparse.Namespace) -> None:
         "devices": options.devices,
         "nodes": options.nodes,
         "precision": options.precision,
+        "track": trackers(options),
     }
     overrides |= {key: value for key, value in flags.items() if value is not None}
     first = compose(options.preset, options.recipe, overrides)
@@ -97,7 +100,7 @@ def do_resume(options: argparse.Namespace) -> None:
     from dualprompt.training import group
 
     refuse_other_folders(options.run)
-    places = {"device": options.device, "devices": options.devices, "nodes": options.nodes}
+    places = {"device": options.device, "devices": options.devices, "nodes": options.nodes, "track": trackers(options)}
     elsewhere = {key: value for key, value in places.items() if value is not None}
     with Terminal() as terminal:
         runs = group.resume(options.run, terminal, elsewhere)

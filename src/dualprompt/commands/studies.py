@@ -17,6 +17,7 @@ from dualprompt.commands.common import (
     names,
     read_value,
     sizes,
+    workers,
 )
 from dualprompt.errors import DualPromptError
 
@@ -48,6 +49,7 @@ On mini, studies use fewer images and settings, and take minutes; on the other p
 examples:
   dualprompt study positions
   dualprompt study ablation split-cifar100 --backbone embedded --seeds 3 --jobs 2
+  dualprompt study layers split-cifar100 --runs /shared/runs --ray auto --ray-cpus 4
   dualprompt study lengths split-imagenet-r --json
   dualprompt study auto mini --budget 20 --seeds 2
   dualprompt study buffers mini --methods er,dualprompt,l2p --buffers 50,200
@@ -129,9 +131,9 @@ def do_table(options: argparse.Namespace) -> None:
     methods = names(options.methods) or main_table.default_methods()
     overrides = many_overrides(options)
     lines = main_table.lines(options.benchmark, options.recipe, methods, sizes(options.buffers), overrides)
-    with Terminal() as terminal:
-        root = options.runs or runs_root()
-        rows = main_table.rows(options.benchmark, lines, options.seeds, root, terminal, options.jobs)
+    root = options.runs or runs_root()
+    with Terminal() as terminal, workers(options) as jobs:
+        rows = main_table.rows(options.benchmark, lines, options.seeds, root, terminal, jobs)
     sheet = main_table.sheet(rows)
     suffix = options.out.suffix if options.out else ""
     form = options.format or {".md": "markdown", ".tex": "latex", ".csv": "csv"}.get(suffix, "text")
@@ -160,8 +162,8 @@ def do_sweep(options: argparse.Namespace) -> None:
     methods = names(options.methods)
     search = sweep.Sweep(options.preset, options.recipe, methods, grid, options.budget, overrides, options.buffer)
     root = options.runs or runs_root()
-    with Terminal() as terminal:
-        tries = search.run(root, terminal, options.jobs)
+    with Terminal() as terminal, workers(options) as jobs:
+        tries = search.run(root, terminal, jobs)
     sheet, lines = search.sheet(tries), sweep.preset_lines(sweep.winners(tries))
     value = search.combined(tries)
     folder = options.out or root / f"sweep-{Path(options.preset).stem}"
@@ -195,7 +197,7 @@ def do_study(options: argparse.Namespace) -> None:
         raise DualPromptError(f"--buffers and --methods are for study buffers, not {chosen.name}")
     root = options.runs or runs_root()
     mini = options.preset == "mini"
-    with Terminal() as terminal:
+    with Terminal() as terminal, workers(options) as jobs:
         lab = study.Lab(
             options.preset,
             options.recipe,
@@ -203,7 +205,7 @@ def do_study(options: argparse.Namespace) -> None:
             chosen.seeds if options.seeds is None else options.seeds,
             chosen.mini_budget if mini and options.budget is None else options.budget,
             options.out or root / f"study-{chosen.name}-{Path(options.preset).stem}",
-            lambda configs: store.obtain(configs, root, terminal, options.jobs),
+            lambda configs: store.obtain(configs, root, terminal, jobs),
             terminal,
             tuple(sizes(options.buffers)),
             tuple(names(options.methods)),

@@ -69,11 +69,13 @@ class L2P(Prompted):
         return self.backbone.rest(tokens, 0, prompts, outputs=self.config.feature)
 
     def loss(self, batch: Batch) -> Tensor:
-        """Return the cross-entropy plus λ times the mean of 1 − γ over all images and the keys they picked."""
+        """Return the cross-entropy plus λ times the sum of 1 − γ over an image's picked keys, mean over images."""
         tokens = self.tokens(batch)
         similarity, picked = self.pick(self.query(batch, tokens))
         loss = self.classification_loss(self.prompted(tokens, picked), batch.labels)
-        return loss + self.config.match_weight * (1 - similarity.mean()) if self.key.requires_grad else loss
+        if not self.key.requires_grad:
+            return loss
+        return loss + self.config.match_weight * (1 - similarity).sum(dim=1).mean()
 
     @torch.no_grad()
     def predict(self, batch: Batch, selection: Selection | None = None) -> Prediction:

@@ -18,6 +18,7 @@ from dualprompt.studies.pictures import Line, Lines
 from dualprompt.studies.positions import attached
 from dualprompt.studies.study import HELD_OUT, Lab, Outcome, Row, Setting, Study, best
 from dualprompt.studies.words import about, counted, difference, on_test, table
+from dualprompt.training.run import config_digest
 
 if TYPE_CHECKING:
     import optuna
@@ -56,8 +57,7 @@ def _optuna() -> Any:
 
 def _open(optuna: Any, lab: Lab) -> optuna.Study:
     """Open the trials of this question; another config or number of seeds is another question."""
-    config = lab.config(HELD_OUT).model_dump(mode="json")
-    name = digest([config, lab.seeds])[:12]
+    name = digest([config_digest(lab.config(HELD_OUT)), lab.seeds])[:12]
     with disk_errors(lab.folder):
         lab.folder.mkdir(parents=True, exist_ok=True)
     return optuna.create_study(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from dualprompt.config import flat
 from dualprompt.studies.publish import combined
 from dualprompt.studies.sheet import Column, Sheet
 from dualprompt.studies.tables import ABSENT, METRICS, label
@@ -35,14 +36,7 @@ def _side(runs: Sequence[Run]) -> dict[str, Any]:
     config = main[0].config().model_dump(mode="json", exclude={"seed"})
     seeds = [run.config().seed for run in main]
     folder = main[0].folder if len(main) == 1 else main[0].folder.parent
-    return {"folder": str(folder), "seeds": seeds, "config": _flat(config), "result": combined(main, folder)}
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
+    return {"folder": str(folder), "seeds": seeds, "config": flat(config), "result": combined(main, folder)}
 
 
 def _differences(one: dict[str, Any], other: dict[str, Any]) -> dict[str, list[Any]]:

@@ -14,7 +14,7 @@ from dualprompt.metrics import mean_and_deviation
 from dualprompt.progress import SILENT, Progress
 from dualprompt.studies import paper
 from dualprompt.studies.sheet import Column, Sheet
-from dualprompt.studies.store import Obtained, obtain
+from dualprompt.studies.store import Obtained, Workers, obtain
 from dualprompt.studies.tables import ABSENT, over_seeds, plus_minus
 
 METRICS = ("average_accuracy", "forgetting", "matching_accuracy")
@@ -128,7 +128,7 @@ def _benchmark(preset: str) -> str:
 
 
 def rows(
-    preset: str, lines: Sequence[Line], seeds: int, root: Path, progress: Progress = SILENT, jobs: int = 1
+    preset: str, lines: Sequence[Line], seeds: int, root: Path, progress: Progress = SILENT, jobs: int | Workers = 1
 ) -> list[Row]:
     """Run or reuse what each line needs. Seed after seed, so that methods share the images of one class order."""
     if seeds < 1:

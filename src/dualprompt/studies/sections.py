@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 from collections.abc import Sequence
 from pathlib import Path
@@ -132,8 +131,7 @@ def _parameters(results: Sequence[Result]) -> Sheet:
 def _times(labelled: Labelled) -> Sheet:
     rows = []
     for run, result in labelled:
-        lines = [json.loads(line) for line in run.metrics_path.read_text(encoding="utf-8").splitlines()]
-        tasks = [line["seconds"] for line in lines if line["event"] == "task"]
+        tasks = [line["seconds"] for line in run.lines() if line["event"] == "task"]
         rates = [seconds["train_images_per_second"] for seconds in tasks if seconds["train_images_per_second"]]
         rows.append(
             (

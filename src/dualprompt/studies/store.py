@@ -8,30 +8,29 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
+import platform
 import signal
 import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from dualprompt.backbones import weights
 from dualprompt.backbones.weights import CheckpointInfo
 from dualprompt.config import RunConfig
 from dualprompt.data.stream import build_stream
-from dualprompt.data.views import View
 from dualprompt.errors import DualPromptError, InterruptedRunError
 from dualprompt.files import digest, disk_errors, sweep, write_json
 from dualprompt.progress import SILENT, Bar, Progress
 from dualprompt.training import group
 from dualprompt.training.loop import train
 from dualprompt.training.run import Identity, Run, config_digest
-from dualprompt.training.setup import Setup, prepare
+from dualprompt.training.setup import Setup, prepare, view_of
 
 FAILURE = "failure.json"
 OUTPUT = "output.txt"  # what a run in a process of its own says
@@ -55,17 +54,28 @@ class Obtained:
     @property
     def seconds(self) -> float:
         """How long a finished run trained, without evaluation; an interrupted task counts from where it went on."""
-        lines = map(json.loads, self.run.metrics_path.read_text(encoding="utf-8").splitlines())
-        return sum(line["seconds"]["train"] for line in lines if line["event"] == "task")
+        return sum(line["seconds"]["train"] for line in self.run.lines() if line["event"] == "task")
 
 
-def obtain(configs: Sequence[RunConfig], root: Path, progress: Progress = SILENT, jobs: int = 1) -> list[Obtained]:
+Count = Callable[[Obtained, str | None, str], None]  # notes the end of a run: its error, if any, and the details
+
+
+class Workers(Protocol):
+    """Others that carry runs out, maybe on other machines."""
+
+    def carry_out(self, missing: Sequence[Obtained], progress: Progress, count: Count) -> None:
+        """Carry every run out in its folder, and count each when it ends."""
+
+
+def obtain(
+    configs: Sequence[RunConfig], root: Path, progress: Progress = SILENT, jobs: int | Workers = 1
+) -> list[Obtained]:
     """Return the run of every config, in their order, having run below `root` what was not finished there.
 
-    With several `jobs`, so many runs are carried out at a time, each in a process of its own. A run that fails is
-    put on record in its folder while the others go on; the next call tries it again.
+    With several `jobs`, so many runs are carried out at a time, each in a process of its own; workers decide that
+    themselves. A run that fails is put on record in its folder while the others go on; the next call tries it again.
     """
-    if jobs < 1:
+    if isinstance(jobs, int) and jobs < 1:
         raise DualPromptError(f"--jobs must be at least 1, found {jobs}")
     identities = _Identities(progress)
     asked = [_asked(config, root, identities) for config in configs]
@@ -76,7 +86,12 @@ def obtain(configs: Sequence[RunConfig], root: Path, progress: Progress = SILENT
     if missing:
         with progress.bar("all runs", len(missing), "runs") as bar:
             tally = _Tally(len(missing), progress, bar)
-            _one_by_one(missing, progress, tally) if jobs == 1 else _side_by_side(missing, jobs, tally)
+            if not isinstance(jobs, int):
+                jobs.carry_out(missing, progress, tally.count)
+            elif jobs == 1:
+                one_by_one(missing, progress, tally.count)
+            else:
+                _side_by_side(missing, jobs, tally.count)
         every |= {each.run.folder: each for each in tally.done}
     return [every[each.run.folder] for each in asked]
 
@@ -94,11 +109,15 @@ def _asked(config: RunConfig, root: Path, identities: _Identities) -> Obtained:
     if config.devices * config.nodes > 1:
         raise DualPromptError("tables and sweeps give each run one device: set devices and nodes to 1, and use --jobs")
     resolved = group.plan([config], baseline=False)[0].config
-    identity = asdict(identities.of(resolved))
-    run = Run(root / f"{resolved.method['name']}-{digest(identity)[:12]}")
-    if run.manifest_path.is_file() and run.manifest()["identity"] != identity:
+    identity = identities.of(resolved)
+    run = Run(root / _name(resolved, identity))
+    if run.manifest_path.is_file() and run.manifest()["identity"] != asdict(identity):
         raise DualPromptError(f"{run.folder} holds another run than its name says; move it elsewhere")
     return Obtained(run, resolved)
+
+
+def _name(config: RunConfig, identity: Identity) -> str:
+    return f"{config.method['name']}-{digest(asdict(identity))[:12]}"
 
 
 class _Identities:
@@ -114,8 +133,7 @@ class _Identities:
         if name not in self.weights:
             self.weights[name] = weights.read(name, self.progress).info
         info = self.weights[name]
-        side = config.backbone.input_size or info.input_size
-        view = View(side, info.mean, info.std, info.interpolation, config.evaluate.view, config.train.augment)
+        view = view_of(config, info)
         seed = config.seed if order.class_order == "shuffled" and order.class_order_seed is None else 0
         key = digest([order.model_dump(mode="json"), seed, asdict(view.store)])
         if key not in self.images:
@@ -131,7 +149,7 @@ class _Tally:
         self.done: list[Obtained] = []
         self.began = time.monotonic()
 
-    def count(self, asked: Obtained, error: str | None, details: str = "") -> None:
+    def count(self, asked: Obtained, error: str | None, details: str) -> None:
         """Note that a run has come to its end, or why it has not."""
         record = asked.run.folder / FAILURE
         if error is None:
@@ -156,23 +174,26 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if minutes < 2 else f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"
 
 
-def _one_by_one(missing: Sequence[Obtained], progress: Progress, tally: _Tally) -> None:
-    """Carry runs out in this process, where they share images and frozen features."""
+def one_by_one(missing: Sequence[Obtained], progress: Progress, count: Count, patience: float = 0) -> None:
+    """Carry runs out in this process, where they share images and frozen features.
+
+    It waits for another process that holds the folder of a run, but not longer than `patience` seconds.
+    """
     setup = None
     for asked in missing:
         try:
-            with _held(asked.run.folder):
+            with _held(asked.run.folder, patience):
                 if not asked.run.finished:  # by another process, since we looked
                     setup = _carry_out(asked, progress, setup)
         except InterruptedRunError as stop:
             raise InterruptedRunError(f"{stop}; {AGAIN}") from None
         except DualPromptError as error:
-            tally.count(asked, str(error))
+            count(asked, str(error), "")
         except Exception as error:  # noqa: BLE001 — one run's bug or lack of memory must not cost the others
             setup = None  # which may hold the memory that was lacking
-            tally.count(asked, _first_line(error), traceback.format_exc())
+            count(asked, first_line(error), traceback.format_exc())
         else:
-            tally.count(asked, None)
+            count(asked, None, "")
 
 
 def _carry_out(asked: Obtained, progress: Progress, share: Setup | None) -> Setup:
@@ -182,17 +203,22 @@ def _carry_out(asked: Obtained, progress: Progress, share: Setup | None) -> Setu
     if run.manifest_path.is_file():
         run.check_same(setup.identity)
     else:
+        if run.folder.name != _name(asked.config, setup.identity):
+            raise DualPromptError(
+                f"the images or weights on {platform.node()} are not those that the run was asked for; "
+                "give every machine the same, and leave them as they are while runs go on"
+            )
         Run.create(run.folder, asked.config, setup.stream, setup.weights, setup.precision)
     progress.note(f"{asked.config.method['name']}, seed {asked.config.seed} → {run.folder}")
     train(setup, run, progress)
     return setup
 
 
-def _side_by_side(missing: Sequence[Obtained], jobs: int, tally: _Tally) -> None:
+def _side_by_side(missing: Sequence[Obtained], jobs: int, count: Count) -> None:
     """Carry runs out in `jobs` processes at a time; when this one is stopped, so are they, and save themselves."""
     waiting, running = list(missing), []
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_sigterm_interrupts())
+        stack.enter_context(sigterm_interrupts())
         stack.callback(lambda: _stop(running))
         while waiting or running:
             while waiting and len(running) < jobs:
@@ -200,10 +226,10 @@ def _side_by_side(missing: Sequence[Obtained], jobs: int, tally: _Tally) -> None
                 try:
                     running.append(_Child(asked, jobs))
                 except DualPromptError as error:
-                    tally.count(asked, str(error))
+                    count(asked, str(error), "")
             for child in [child for child in running if child.process.poll() is not None]:
                 running.remove(child)
-                tally.count(child.asked, *child.end())
+                count(child.asked, *child.end())
             time.sleep(0.02)
 
 
@@ -213,6 +239,7 @@ class _Child:
     def __init__(self, asked: Obtained, jobs: int) -> None:
         self.asked, folder = asked, asked.run.folder
         command = [sys.executable, "-m", "dualprompt.cli", "resume", str(folder), "--device", asked.config.device]
+        command += ["--track", ",".join(asked.config.track) or "none"]
         threads = str(max(1, (os.cpu_count() or 1) // jobs))
         with contextlib.ExitStack() as held, disk_errors(folder):
             lock = held.enter_context(_held(folder))
@@ -250,7 +277,7 @@ def _stop(running: Sequence[_Child]) -> None:
 
 
 @contextlib.contextmanager
-def _sigterm_interrupts() -> Iterator[None]:
+def sigterm_interrupts() -> Iterator[None]:
     """Turn SIGTERM into the exception that Ctrl-C raises, and both into one line that says how to go on."""
 
     def interrupt(*_: Any) -> None:
@@ -266,21 +293,31 @@ def _sigterm_interrupts() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _held(folder: Path) -> Iterator[int]:
+def _held(folder: Path, patience: float = 0) -> Iterator[int]:
     """Keep other processes from working on the run in `folder`; yield the lock's descriptor."""
+    until = time.monotonic() + patience
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT)
     try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise DualPromptError(BUSY) from None
+        while not _locked(lock):
+            if time.monotonic() >= until:
+                raise DualPromptError(BUSY)
+            time.sleep(0.1)
         yield lock
     finally:
         os.close(lock)
 
 
-def _first_line(error: Exception) -> str:
+def _locked(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def first_line(error: Exception) -> str:
+    """Return the kind of an error that nobody foresaw, and the first line of what it says."""
     text = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -16,7 +16,7 @@ from dualprompt.errors import DualPromptError
 from dualprompt.methods.base import METHODS, Grid, method_config
 from dualprompt.progress import SILENT, Progress
 from dualprompt.studies.sheet import Column, Sheet
-from dualprompt.studies.store import Obtained, obtain
+from dualprompt.studies.store import Obtained, Workers, obtain
 from dualprompt.studies.tables import ABSENT
 
 BUDGET = 4
@@ -100,7 +100,7 @@ class Sweep:
             raise DualPromptError(f"{method}: {error}") from None
         return config
 
-    def run(self, root: Path, progress: Progress = SILENT, jobs: int = 1) -> list[Try]:
+    def run(self, root: Path, progress: Progress = SILENT, jobs: int | Workers = 1) -> list[Try]:
         """Run or reuse every try; the best of each method is marked."""
         planned = [(name, *each) for name, tries in self.configs().items() for each in tries]
         found = obtain([config for _, _, config in planned], root, progress, jobs)

@@ -20,6 +20,7 @@ from dualprompt.training.distributed import lost_process
 from dualprompt.training.loop import train
 from dualprompt.training.run import Run
 from dualprompt.training.setup import Setup, prepare, refuse_single_classes
+from dualprompt.training.tracking import require
 
 BASELINE = "frozen-head"
 
@@ -40,6 +41,7 @@ def plan(configs: list[RunConfig], baseline: bool | RunConfig) -> list[Member]:
     """
     members = []
     for given in configs:
+        require(given.track)
         config = _resolved(given)
         folder = "." if len(configs) == 1 else f"seed-{config.seed}"
         members.append(Member(folder, config))
@@ -96,7 +98,8 @@ def start(members: list[Member], folder: Path, progress: Progress = SILENT) -> l
 def resume(folder: Path, progress: Progress = SILENT, elsewhere: dict[str, Any] | None = None) -> list[Run]:
     """Continue a group, or a single run, where it stopped; what is finished stays as it is.
 
-    `elsewhere` replaces `device`, `devices` or `nodes`, which do not decide a run's result: it keeps its precision.
+    `elsewhere` replaces `device`, `devices`, `nodes` or `track`, which do not decide a run's result: it keeps its
+    precision.
     """
     members = [
         Member(m.folder, elsewhere_config(folder / m.folder, m.config, elsewhere or {})) for m in members_of(folder)
@@ -104,6 +107,8 @@ def resume(folder: Path, progress: Progress = SILENT, elsewhere: dict[str, Any] 
     if all((folder / m.folder / "result.json").is_file() for m in members):
         sweep(folder)
         return [Run.open(folder / member.folder) for member in members]
+    for member in members:
+        require(member.config.track)
     return _run(members, folder, progress, None)
 
 

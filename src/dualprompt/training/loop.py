@@ -16,7 +16,6 @@ from torch import nn
 from dualprompt.config import TrainConfig
 from dualprompt.data.stream import Subset, Task
 from dualprompt.errors import DualPromptError, InterruptedRunError
-from dualprompt.files import write_json
 from dualprompt.methods.base import Batch, Phase, TaskView
 from dualprompt.metrics import summarise
 from dualprompt.progress import SILENT, Bar, Progress
@@ -30,6 +29,7 @@ from dualprompt.training.material import material
 from dualprompt.training.run import Run
 from dualprompt.training.setup import Setup
 from dualprompt.training.steps import Inputs, Steps, on_device
+from dualprompt.training.tracking import tracked
 
 
 def train(setup: Setup, run: Run, progress: Progress = SILENT) -> dict[str, Any]:
@@ -38,10 +38,11 @@ def train(setup: Setup, run: Run, progress: Progress = SILENT) -> dict[str, Any]
     A run that was begun before continues where its last checkpoint stands, to the same result.
     """
     loop = _Loop(setup, run, progress)
-    with _stop_signals(loop):
-        for task in setup.stream.tasks[loop.position.task :]:
-            loop.learn(task)
-    return loop.finish()
+    with tracked(run, loop.config.track if loop.writes else (), progress):
+        with _stop_signals(loop):
+            for task in setup.stream.tasks[loop.position.task :]:
+                loop.learn(task)
+        return loop.finish()
 
 
 def extend(setup: Setup, run: Run, progress: Progress = SILENT) -> None:
@@ -305,7 +306,7 @@ class _Loop:
             "run_dir": str(self.run.folder),
         }
         if self.writes:
-            write_json(self.run.result_path, result)
+            self.run.finish(result)
             self.run.checkpoints.progress_path.unlink(missing_ok=True)  # the optimiser's state has no further use
         return result
 

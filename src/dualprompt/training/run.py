@@ -10,6 +10,7 @@ import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,8 @@ from dualprompt.errors import DualPromptError
 from dualprompt.files import digest, disk_errors, read_json, write_json
 from dualprompt.training.checkpoint import Checkpoints, State
 
-# Carrying a run out elsewhere or saving it more often does not change what it is.
-CIRCUMSTANCES = {"device", "devices", "nodes", "checkpoint", "compile"}
+# Carrying a run out elsewhere, saving it more often or showing it to a tracker does not change what it is.
+CIRCUMSTANCES = {"device", "devices", "nodes", "checkpoint", "compile", "track"}
 # Options that came later: at these values a run is what it was before they existed, and keeps its identity.
 ADDED: dict[str, dict[str, Any]] = {
     "train": {"optimiser": "adam", "schedule": "constant", "weight_decay": 0.0},
@@ -70,6 +71,7 @@ class Run:
     def __init__(self, folder: Path, first: int = 0, begin: State | None = None) -> None:
         self.folder = folder
         self.checkpoints = Checkpoints(folder / "checkpoints", first, begin)
+        self.listener: Callable[[dict[str, Any]], None] | None = None  # hears what is logged, and the result
 
     @property
     def manifest_path(self) -> Path:
@@ -175,6 +177,20 @@ class Run:
             file.write(json.dumps(event, allow_nan=False) + "\n")
             file.flush()
             os.fsync(file.fileno())  # a checkpoint that is on disk counts these lines
+        if self.listener is not None:
+            self.listener(event)
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Return all that was logged."""
+        if not self.metrics_path.exists():
+            return []
+        return [json.loads(line) for line in self.metrics_path.read_text(encoding="utf-8").splitlines()]
+
+    def finish(self, result: dict[str, Any]) -> None:
+        """Write the final numbers; the listener hears them first, since a finished run says nothing more."""
+        if self.listener is not None:
+            self.listener({"event": "result"} | result)
+        write_json(self.result_path, result)
 
     def log_bytes(self) -> int:
         """Return the length of the log."""

@@ -68,17 +68,9 @@ def prepare(config: RunConfig, progress: Progress = SILENT, share: Setup | None 
     def pretrained() -> VisionTransformer:
         return weights.build(checkpoint, input_size=config.backbone.input_size, gelu=config.backbone.gelu)
 
-    backbone = pretrained()
-    method = METHODS[options.name](options, backbone)  # before the images are read, since it may refuse
+    method = METHODS[options.name](options, pretrained())  # before the images are read, since it may refuse
     info = checkpoint.info
-    view = View(
-        side=backbone.config.image_size,
-        mean=info.mean,
-        std=info.std,
-        interpolation=info.interpolation,
-        test=config.evaluate.view,
-        augment=config.train.augment,
-    )
+    view = view_of(config, info)
     stream = build_stream(config.benchmark, config.seed, view.store, progress)
     refuse_single_classes(options, stream)
     fabric = share.fabric if share is not None else launch(config)
@@ -86,6 +78,18 @@ def prepare(config: RunConfig, progress: Progress = SILENT, share: Setup | None 
     frozen = pretrained().freeze().to(fabric.device, dtype)
     feed = Feed(config, view, frozen, fabric, progress if fabric.is_global_zero else SILENT)
     return _ready(config, options, Setup(config, fabric, method, stream, feed, info, dtype, pretrained))
+
+
+def view_of(config: RunConfig, info: CheckpointInfo) -> View:
+    """Return how a run looks at images through a backbone of these weights."""
+    return View(
+        side=config.backbone.input_size or info.input_size,
+        mean=info.mean,
+        std=info.std,
+        interpolation=info.interpolation,
+        test=config.evaluate.view,
+        augment=config.train.augment,
+    )
 
 
 def _ready(config: RunConfig, options: MethodConfig, common: Setup) -> Setup:
