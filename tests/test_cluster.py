@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -37,19 +38,29 @@ def deep(tmp_path_factory: pytest.TempPathFactory) -> World:
     return world
 
 
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    """The address of a Ray cluster of two CPUs, to which this process is connected too."""
-    ray = pytest.importorskip("ray")
-    folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # a path that is short enough for a socket's
+@pytest.fixture(scope="module", autouse=True)
+def _own_token(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Give Ray's clusters a token of their own; it would make one in the user's home."""
+    token = tmp_path_factory.mktemp("token") / "token"
+    token.write_text(secrets.token_hex(32))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        before = signal.getsignal(signal.SIGTERM)
-        small = {"num_cpus": 2, "object_store_memory": 80 * 2**20, "include_dashboard": False}
-        started = ray.init("local", log_to_driver=False, logging_level="ERROR", _temp_dir=folder, **small)
-        yield started.address_info["gcs_address"]
-        ray.shutdown()
-        signal.signal(signal.SIGTERM, before)
+        patch.setenv("RAY_AUTH_MODE", "token")
+        patch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
+        yield
+
+
+@pytest.fixture(scope="module")
+def address(_own_token: None) -> Iterator[str]:
+    """The address of a Ray cluster of two CPUs, to which this process is connected too."""
+    ray = pytest.importorskip("ray")
+    before = signal.getsignal(signal.SIGTERM)
+    folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # a path that is short enough for a socket's
+    small = {"num_cpus": 2, "object_store_memory": 80 * 2**20, "include_dashboard": False}
+    started = ray.init("local", log_to_driver=False, logging_level="ERROR", _temp_dir=folder, **small)
+    yield started.address_info["gcs_address"]
+    ray.shutdown()
+    signal.signal(signal.SIGTERM, before)  # Ray has put its own in the place
     shutil.rmtree(folder, ignore_errors=True)
 
 

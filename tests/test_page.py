@@ -95,11 +95,11 @@ def place(world: World, tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 @contextlib.contextmanager
 def serve(model: Path, *options: str) -> Iterator[str]:
-    """Run the server; yield its address."""
+    """Run the server; yield the address of its page, as it tells it."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [COMMAND, "serve", str(model), "--port", str(port), *options]
+    command = [COMMAND, "serve", str(model), "--port", str(port), "--json", *options]
     log = model.parent / f"server-{port}.log"
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=out, env=os.environ | {"OMP_NUM_THREADS": "1"})
@@ -110,7 +110,7 @@ def serve(model: Path, *options: str) -> Iterator[str]:
                 break
             assert process.poll() is None, log.read_text()
             time.sleep(0.1)
-        yield address
+        yield json.loads(log.read_text())["page"]
     finally:
         process.terminate()
         process.wait(30)
@@ -244,7 +244,8 @@ def drop(page: Any, *paths: Path) -> None:
 
 
 def test_zip_drops_and_refusals(page: Any, place: Place, address: str, seen: Seen) -> None:
-    page.goto(f"{address}#teach")
+    page.goto(address)
+    page.get_by_role("tab", name="Teach").click()
     said = page.locator("#teach-said")
     lesson = place.folder("black", images=4)
     (lesson / "black" / "broken.png").write_bytes(b"no picture")
@@ -416,6 +417,21 @@ def test_names_contrast_and_width(page: Any, place: Place, address: str, width: 
     check_part(page)
     page.locator("#tasks button").first.click()
     check_part(page)
+
+
+def test_without_the_token_it_answers_and_does_not_change(page: Any, place: Place, address: str, seen: Seen) -> None:
+    page.goto(address)
+    assert "token" not in page.url  # it is taken, and out of sight
+    page.get_by_role("button", name="Forget my access token").click()
+    page.set_input_files("#classify-files", place.some("red"))
+    assert answers(page)["red.png"].startswith("red")
+    page.get_by_role("tab", name="Model").click()
+    page.locator("#tasks button").first.click()
+    page.get_by_role("button", name="Forget it").click()
+    expect(page.get_by_role("dialog")).to_contain_text("Access token")
+    page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
+    expect(page.locator("#model-said")).to_contain_text("access token")
+    assert len(seen.refusals) == 1
 
 
 def test_token(page: Any, place: Place, seen: Seen, tmp_path: Path) -> None:

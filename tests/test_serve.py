@@ -47,6 +47,7 @@ from dualprompt.serve.service import Settings  # noqa: E402
 pytestmark = pytest.mark.anyio
 OPTIONS = {"g_layers": [1], "e_layers": [2, 3], "g_length": 2, "e_length": 3}
 TOKEN = "a token of twenty-six letters"
+SHOWN = {"authorization": f"Bearer {TOKEN}"}
 HERE = "http://127.0.0.1"
 
 
@@ -102,11 +103,11 @@ async def serving(
     model: Path, *, limits: Limits | None = None, rules: Rules | None = None, **settings: Any
 ) -> AsyncIterator[Any]:
     """Run the application in this process; yield a client."""
-    app = create_app(ServedModel(model, "cpu"), Settings(rules or Rules(), limits or Limits(), **settings))
+    app = create_app(ServedModel(model, "cpu"), Settings(rules or Rules(TOKEN), limits or Limits(), **settings))
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with (
         app.router.lifespan_context(app),
-        httpx.AsyncClient(transport=transport, base_url=HERE, timeout=60) as client,
+        httpx.AsyncClient(transport=transport, base_url=HERE, timeout=60, headers=SHOWN) as client,
     ):
         client.service = app.state.service
         yield client
@@ -524,8 +525,8 @@ async def test_slow_and_crowding_clients_are_refused(model: Path):
 
 
 async def test_token_host_and_origin(model: Path):
-    shown = {"authorization": f"Bearer {TOKEN}"}
-    async with serving(model, rules=Rules(local=True, token=TOKEN)) as client:
+    async with serving(model, rules=Rules(TOKEN, closed=True)) as client:
+        del client.headers["authorization"]
         for method, path in (
             ("GET", "/model"),
             ("POST", "/predict"),
@@ -542,13 +543,23 @@ async def test_token_host_and_origin(model: Path):
                 reply = await client.request(method, path, headers=headers)
                 assert "token" in error_of(reply, 401)
                 assert reply.headers["www-authenticate"] == "Bearer"
-        reply = await client.get("/model", headers=shown)
+        reply = await client.get("/model", headers=SHOWN)
         assert reply.json()["token_required"] is True
-        assert (await client.post("/predict", files={"images": SMALL}, headers=shown)).status_code == 200
+        assert (await client.post("/predict", files={"images": SMALL}, headers=SHOWN)).status_code == 200
         for path in ("/", "/healthz", "/docs", "/openapi.json", "/static/app.js"):
             assert (await client.get(path)).status_code == 200, path
     async with serving(model) as client:
+        del client.headers["authorization"]
+        for method, path in (
+            ("POST", "/tasks"),
+            ("DELETE", "/tasks/1"),
+            ("DELETE", "/classes/ash"),
+            ("DELETE", "/jobs/1"),
+        ):
+            for headers in ({}, {"authorization": "Bearer wrong"}):
+                assert "token" in error_of(await client.request(method, path, headers=headers), 401)
         assert (await client.get("/model")).json()["token_required"] is False
+        assert (await client.get("/model")).json()["classes"] == ["ash", "birch", "cedar"]
         for host in ("evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", "", "[::1", "192.168.0.1"):
             assert error_of(await client.get("/model", headers={"host": host}), 421)
         for host in ("localhost:8000", "[::1]:80", "127.0.0.1"):
@@ -570,15 +581,19 @@ async def test_token_host_and_origin(model: Path):
 def test_other_addresses_need_a_token(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("DUALPROMPT_TOKEN", raising=False)
     for host in ("127.0.0.1", "::1", "localhost"):
-        assert rules_for(host, None) == Rules(True, None)
+        made = rules_for(host, None)
+        assert made == Rules(made.token)
+        assert len(made.token) > 20
+        assert made.token != rules_for(host, None).token
+        assert rules_for(host, TOKEN) == Rules(TOKEN, closed=True)
     for host in ("0.0.0.0", "::", "192.168.0.1", "example.org"):
         with pytest.raises(DualPromptError, match="token"):
             rules_for(host, None)
-        assert rules_for(host, TOKEN) == Rules(False, TOKEN)
+        assert rules_for(host, TOKEN) == Rules(TOKEN, local=False, closed=True)
     with pytest.raises(DualPromptError, match="at least 16"):
         rules_for("0.0.0.0", "short")
     monkeypatch.setenv("DUALPROMPT_TOKEN", TOKEN)
-    assert rules_for("0.0.0.0", None) == Rules(False, TOKEN)
+    assert rules_for("0.0.0.0", None) == Rules(TOKEN, local=False, closed=True)
 
 
 async def test_pages_load_nothing_from_elsewhere(model: Path):
@@ -758,28 +773,32 @@ def test_killed_at_any_change_to_the_model_the_next_server_finds_the_old_or_the_
 
 
 @contextlib.contextmanager
-def server(model: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """Run the installed command; yield its address and process."""
+def server(model: Path) -> Iterator[tuple[Any, subprocess.Popen[str]]]:
+    """Run the installed command; yield a client that may do everything, and the process."""
     command = [COMMAND, "serve", str(model), "--port", "0", "--json", "--device", "cpu"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     try:
         assert process.stdout
         text = "".join(iter(process.stdout.readline, "}\n")) + "}"
-        yield json.loads(text)["url"], process
+        told = json.loads(text)
+        assert told["page"] == f"{told['url']}/#token={told['token']}"
+        shown = {"authorization": f"Bearer {told['token']}"}
+        with httpx.Client(base_url=told["url"], timeout=60, headers=shown) as client:
+            yield client, process
     finally:
         process.kill()
         process.wait()
 
 
 def test_a_killed_server_takes_the_job_up_again(world: World, model: Path):
-    with server(model) as (address, process), httpx.Client(base_url=address, timeout=60) as client:
+    with server(model) as (client, process):
         reply = client.post("/tasks", files=lesson(world, "elm"), data={"epochs": "3"})
         job = reply.json()["id"]
         until(lambda: client.get(f"/jobs/{job}").json()["state"] == "running")
         process.send_signal(signal.SIGKILL)
         process.wait()
     assert uploads(model)
-    with server(model) as (address, _), httpx.Client(base_url=address, timeout=60) as client:
+    with server(model) as (client, _):
         assert client.post("/predict", files=files(pictures(world, "ash", "test")[0])).status_code == 200
         until(lambda: client.get(f"/jobs/{job}").json()["state"] == "done")
         assert client.get("/model").json()["classes"] == ["ash", "birch", "cedar", "elm"]

@@ -58,6 +58,7 @@ class Server:
     limit: int | None = None
     process: subprocess.Popen[str] | None = None
     address: str = ""
+    token: str = ""
     log: list[str] = field(default_factory=list)
 
     def __enter__(self) -> Server:
@@ -82,7 +83,8 @@ class Server:
             if not line:
                 raise RuntimeError("the server did not start")
             text += line
-        self.address = json.loads(text)["url"]
+        told = json.loads(text)
+        self.address, self.token = told["url"], told["token"]
         return self
 
     def _restrict(self) -> None:
@@ -118,7 +120,7 @@ class Server:
 
     def client(self) -> httpx.Client:
         """Return a client."""
-        return httpx.Client(base_url=self.address, timeout=60)
+        return httpx.Client(base_url=self.address, timeout=60, headers={"authorization": f"Bearer {self.token}"})
 
     def strays(self) -> list[str]:
         """Return files that appeared outside of the model's directory."""
@@ -175,7 +177,7 @@ def from_schema(server: Server, count: int, seed: int) -> Counter[str]:
             @settings(max_examples=each, database=None, deadline=None, suppress_health_check=slow)
             @given(case=operation.as_strategy(generation_mode=mode))
             def ask(case: Any) -> None:
-                response = case.call(base_url=server.address)
+                response = case.call(base_url=server.address, headers={"authorization": f"Bearer {server.token}"})
                 seen[str(response.status_code)] += 1
 
             with contextlib.suppress(Unsatisfiable):  # nothing can be wrong with it

@@ -22,12 +22,14 @@ examples:
 """
 
 SERVE_EXAMPLES = """\
-The server answers on this machine only. To let others in, bind another address and set a token, which every request
-must then show. Uploaded images are deleted when they are learned or refused.
+The server answers on this machine only. Teaching and forgetting need the token that it prints; the page takes it from
+its address. To let other machines in, bind another address and set a token, which every request must then show.
+Uploaded images are deleted when they are learned or refused.
 
 examples:
   dualprompt serve my-model
   curl -F images=@cat.jpg http://127.0.0.1:8000/predict
+  curl -F archive=@classes.zip -H "Authorization: Bearer TOKEN" http://127.0.0.1:8000/tasks
   DUALPROMPT_TOKEN=$(openssl rand -hex 16) dualprompt serve my-model --host 0.0.0.0
 """
 
@@ -56,7 +58,9 @@ def add_serve(command: Parser) -> None:
     command.add_argument("model", type=Path, help="directory of a saved model, as `dualprompt learn` makes them")
     command.add_argument("--host", default="127.0.0.1", help="address to bind; other than loopback needs a token")
     command.add_argument("--port", type=int, default=8000, help="0: any free one (default: %(default)s)")
-    command.add_argument("--token", help="what clients must show (default: $DUALPROMPT_TOKEN, which others cannot see)")
+    command.add_argument(
+        "--token", help="what every client must show (default: $DUALPROMPT_TOKEN; else one is made, for changes only)"
+    )
     command.add_argument("--device", default="auto", help=DEVICE)
     command.add_argument("--max-batch", type=int, default=16, help="images predicted together (default: %(default)s)")
 
@@ -99,8 +103,12 @@ def do_serve(options: argparse.Namespace) -> None:
     if not 1 <= options.max_batch <= 1024:
         raise DualPromptError(f"--max-batch takes a number from 1 to 1024, found {options.max_batch}")
 
-    def started(address: str) -> None:
-        emit(options, {"url": address}, f"{options.model} answers at {address}  (stop: Ctrl-C)")
+    def started(address: str, token: str | None) -> None:
+        page = address if token is None else f"{address}/#token={token}"
+        told = [f"{options.model} answers at {page}  (stop: Ctrl-C)"]
+        if token is not None:
+            told.append("whoever has the token may change the model; others on this machine may only ask")
+        emit(options, {"url": address, "page": page, "token": token}, *told)
         sys.stdout.flush()
 
     place = (options.host, options.port, options.token)

@@ -26,14 +26,14 @@ STATIC = Path(__file__).parent / "static"
 log = logging.getLogger("dualprompt.serve")
 
 
-def create_app(model: ServedModel, settings: Settings | None = None) -> FastAPI:
+def create_app(model: ServedModel, settings: Settings) -> FastAPI:
     """Return the application that serves a model; it owns the model from now on."""
-    settings = settings or Settings()
     service = Service(model, settings)
     app = FastAPI(
         title="dualprompt",
         version=__version__,
-        description="Classify images, teach new classes, forget them.",
+        description="Classify images, teach new classes, forget them. What changes the model needs the server's token, "
+        "as the header 'Authorization: Bearer TOKEN'.",
         lifespan=service.running,
         docs_url=None,
         redoc_url=None,
@@ -52,7 +52,7 @@ def create_app(model: ServedModel, settings: Settings | None = None) -> FastAPI:
 
     @app.get("/model", summary="What the model knows: tasks, classes, sizes, threshold, accuracies")
     async def get_model() -> dict[str, Any]:
-        return describe(model) | {"token_required": settings.rules.token is not None}
+        return describe(model) | {"token_required": settings.rules.closed}
 
     @app.post("/predict", summary="Classify one or several images", openapi_extra=PREDICT, responses=REFUSALS)
     async def predict(request: Request, top_k: Annotated[int, Query(ge=1, le=100)] = 5) -> dict[str, Any]:

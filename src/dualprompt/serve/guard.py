@@ -22,7 +22,7 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
 }
-OPEN = ("/", "/healthz", "/docs", "/openapi.json")  # the page and its files ask for nothing but a token
+OPEN = ("/", "/healthz", "/docs", "/openapi.json")  # the page and its files say nothing of the model
 
 
 def is_loopback(host: str) -> bool:
@@ -37,10 +37,14 @@ def is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True)
 class Rules:
-    """`local`: we are bound to a loopback address. `token`: what clients must show, if anything."""
+    """Whoever changes the model must show `token`; if `closed`, whoever asks for anything.
 
+    `local`: we are bound to a loopback address.
+    """
+
+    token: str
     local: bool = True
-    token: str | None = None
+    closed: bool = False
 
     def check(self, method: str, path: str, headers: Headers) -> None:
         """Refuse a request from whom it must not be taken."""
@@ -52,7 +56,8 @@ class Rules:
         foreign = origin is not None and urlsplit(origin).netloc != host
         if method not in ("GET", "HEAD") and (foreign or headers.get("sec-fetch-site") in ("cross-site", "same-site")):
             raise Refusal(403, "requests from other web pages are not taken")
-        if self.token is None or path in OPEN or path.startswith("/static/"):
+        changes = method not in ("GET", "HEAD", "OPTIONS") and path != "/predict"
+        if not changes and (not self.closed or path in OPEN or path.startswith("/static/")):
             return
         kind, _, shown = headers.get("authorization", "").partition(" ")
         if kind.lower() != "bearer" or not hmac.compare_digest(shown.strip().encode(), self.token.encode()):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import socket
 import warnings
 from collections.abc import Callable
@@ -24,13 +25,16 @@ CONNECTIONS = 1000
 
 
 def rules_for(host: str, token: str | None) -> Rules:
-    """Return who may ask a server that is bound to `host`; anything but loopback needs a token."""
+    """Return who may ask a server that is bound to `host`; anything but loopback needs a token that people chose.
+
+    Without one, a new token is made for those who change the model; everybody on this machine may ask.
+    """
     token = token or os.environ.get(TOKEN) or None
     if token is not None and len(token) < SHORTEST_TOKEN:
         raise DualPromptError(f"the token has {len(token)} characters; give at least {SHORTEST_TOKEN}")
     if token is None and not is_loopback(host):
         raise DualPromptError(f"--host {host} lets other machines in: give a token with --token or ${TOKEN}")
-    return Rules(is_loopback(host), token)
+    return Rules(token or secrets.token_urlsafe(18), is_loopback(host), closed=token is not None)
 
 
 def serve(
@@ -39,11 +43,11 @@ def serve(
     port: int,
     token: str | None,
     device: str,
-    started: Callable[[str], None],
+    started: Callable[[str, str | None], None],
     largest_batch: int = 16,
     limits: Limits | None = None,
 ) -> None:
-    """Serve the saved model at `path` until a signal ends it; `started` is called with the address."""
+    """Serve the saved model at `path` until a signal ends it; `started` hears its address, and the token it made."""
     rules = rules_for(host, token)
     # What clients send wrong is told to them; it must not fill our log too.
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
@@ -71,7 +75,7 @@ def serve(
             timeout_graceful_shutdown=5,
         )
         server = _Server(config)
-        server.started_at = lambda: started(address)
+        server.started_at = lambda: started(address, None if rules.closed else rules.token)
         server.run(sockets=[bound])
 
 

@@ -31,7 +31,7 @@ DECODERS = 2
 class Settings:
     """How to serve; the default is for one machine."""
 
-    rules: Rules = field(default_factory=Rules)
+    rules: Rules
     limits: Limits = field(default_factory=Limits)
     largest_batch: int = 16
     batch_wait: float = 0.004

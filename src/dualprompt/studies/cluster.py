@@ -106,7 +106,7 @@ class _Cluster:
         self.until_the_end.enter_context(contextlib.redirect_stdout(io.StringIO()))
         try:
             ray.init(self.address, **options)
-        except (OSError, RuntimeError, ValueError) as error:
+        except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
             raise DualPromptError(f"cannot use the Ray cluster '{self.address}': {first_line(error)}") from error
         self.until_the_end.callback(ray.shutdown)
 

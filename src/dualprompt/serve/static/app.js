@@ -835,6 +835,14 @@ function confirmed(title, text) {
 
 // Begin
 
+/** The server prints the page's address with its token, which is not sent anywhere and need not stay in sight. */
+function takeToken() {
+  const token = new URLSearchParams(location.hash.slice(1)).get("token");
+  if (token === null) return;
+  sessionStorage.setItem("token", token);
+  history.replaceState(null, "", location.pathname);
+}
+
 $("token-no").onclick = () => $("token").close("no");
 $("token-forget").onclick = () => {
   sessionStorage.removeItem("token");
@@ -842,6 +850,8 @@ $("token-forget").onclick = () => {
   say("Token forgotten.");
 };
 $("offline-retry").onclick = loadModel;
+takeToken();
+$("token-forget").hidden = sessionStorage.getItem("token") === null;
 wireTabs();
 wireDrops();
 wireClassify();
