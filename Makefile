@@ -23,10 +23,10 @@ lint: install
 	$(BIN)/lint-imports
 
 test: lint
-	$(BIN)/python -m pytest -n 2 --durations 10
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --durations 10
 
 test-slow: install
-	$(BIN)/python -m pytest -n 2 -m slow
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m slow
 
 clean:
 	rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache

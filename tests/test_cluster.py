@@ -29,6 +29,8 @@ from sandbox import COMMAND, VIT, World, call, contents, make_world, remains, sh
 
 ALWAYS = ("--checkpoint.every_seconds", 0)  # a checkpoint a step
 
+pytestmark = pytest.mark.xdist_group("ray")  # one cluster is enough for two cores
+
 
 @pytest.fixture(scope="module")
 def deep(tmp_path_factory: pytest.TempPathFactory) -> World:

@@ -26,7 +26,10 @@ from sandbox import COMMAND, World
 pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine (Debian: apt install chromium)")
+pytestmark = [
+    pytest.mark.xdist_group("page"),  # they share a server
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine (Debian: apt install chromium)"),
+]
 expect = playwright.expect
 expect.set_options(timeout=20_000)
 
