@@ -22,6 +22,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from dualprompt.data.sources import ArraySource, Dataset, FileSource, Split
 from dualprompt.errors import DualPromptError
 from dualprompt.learner import Answer, ContinualLearner, TaskInfo
 from dualprompt.learning import keep, pictures
@@ -358,7 +359,11 @@ def test_bad_input_to_learn_is_one_line_and_changes_nothing(world: World, kept: 
         (images[0], {}, "is not a folder"),
         (tmp_path / "empty", {}, "class folders without images: 'oak'"),
         (tmp_path / "flat", {}, "holds no class folders"),
-        (world.images, {}, "holds 'train', a split and no class"),
+        (world.images, {}, "holds 'test', a split and no class"),
+        ({3: images}, {}, "classes are called by strings, found 3"),
+        (images, {}, "or a dataset of \\(image, label\\) pairs"),
+        (7, {}, "found int"),
+        ({"oak": [None]}, {}, "found NoneType"),
         ({}, {}, "there are no classes to learn"),
         ({"oak": []}, {}, "class 'oak' has no images"),
         ({"oak": images[0]}, {}, "class 'oak' must have a list of images"),
@@ -382,8 +387,120 @@ def test_names_for_forgetting_are_never_guessed(world: World) -> None:
     learner.learn({"ash": trees(world, "ash"), "birch": trees(world, "birch")}, "ash")
     with pytest.raises(DualPromptError, match="'ash' is a task and a class"):
         learner.forget("ash")
-    learner.forget(1)
+    with pytest.raises(DualPromptError, match="there is no class 'oak'"):
+        learner.forget("oak", "class")
+    assert learner.forget("ash", "class") == "ash"
+    assert learner.classes == ("birch",)
+    assert isinstance(learner.forget("ash", "task"), TaskInfo)
     assert learner.classes == ()
+
+
+@pytest.mark.parametrize("other", [(), ("elm",)])
+def test_a_class_of_several_tasks_is_forgotten_in_all(world: World, other: tuple[str, ...], tmp_path: Path) -> None:
+    learner = empty(world)
+    learner.learn({"ash": trees(world, "ash")}, "alone", epochs=1)
+    learner.learn({name: trees(world, name) for name in ("ash", *other)}, "again", epochs=1, again=True)
+    learner.learn({"fir": trees(world, "fir")}, "last", epochs=1)
+    learner.evaluate({"ash": trees(world, "ash"), "fir": trees(world, "fir")}, record=True)
+    assert learner.forget("ash") == "ash"
+    for asked in (learner, reloaded(learner, tmp_path / "model")):
+        assert asked.classes == (*other, "fir")
+        assert [(task.name, task.classes) for task in asked.tasks] == [("again", other)] * bool(other) + [
+            ("last", ("fir",))
+        ]
+        assert {score.label for score in asked.predict(trees(world, "fir")[0]).top} == set(asked.classes)
+        assert asked.tasks[-1].measured.keys() == {3} | ({2} if other else set())
+    learner.learn({"ash": trees(world, "ash")}, epochs=1)  # it is not known any more
+    learner.forget("ash")
+    with pytest.raises(DualPromptError, match="no task or class 'ash'"):
+        learner.forget("ash")
+
+
+class Pairs:
+    """A dataset as other libraries have them."""
+
+    classes = ("ash", "birch")
+
+    def __init__(self, world: World) -> None:
+        self.items = [(Image.open(path), n) for n, name in enumerate(self.classes) for path in trees(world, name)]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        return self.items[index]
+
+
+def test_datasets_are_learned_as_their_images_are(world: World, folders: dict[str, Path]) -> None:
+    plain, ours, others = empty(world), empty(world), empty(world)
+    files = {name: trees(world, name) for name in Pairs.classes}
+    plain.learn(files, epochs=1)
+    labels = np.repeat([0, 1], [len(own) for own in files.values()])
+    pixels = np.stack(
+        [np.asarray(Image.open(path).convert("RGB").resize((20, 20))) for own in files.values() for path in own]
+    )
+    split = Split(FileSource(tuple(path for own in files.values() for path in own)), labels)
+    ours.learn(Dataset("trees", Pairs.classes, split, split), epochs=1)
+    others.learn(Pairs(world), epochs=1)
+    images = trees(world, *ALL)
+    for learner in (ours, others):
+        assert learner.classes == plain.classes
+        assert torch.equal(outputs(learner, images)[0], outputs(plain, images)[0])
+    arrays = empty(world)
+    arrays.learn(Dataset("trees", Pairs.classes, Split(ArraySource(pixels), labels), split), epochs=1)
+    assert arrays.tasks[0].images == len(labels)
+    numbered = empty(world)
+    numbered.learn([(image, int(label)) for image, label in zip(pixels, labels, strict=True)], epochs=1)
+    assert numbered.classes == ("0", "1")
+
+
+def test_bad_images_are_left_out_if_asked(world: World, folders: dict[str, Path], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(folders["spring"], tmp_path / "photos"))
+    (folder / "ash" / "0-broken.png").write_bytes(b"no image")
+    model = tmp_path / "model"
+    made = ("learn", model, folder, "--backbone", world.weights, "--device", "cpu", "--epochs", 1, *FLAGS)
+    refused = call(*made)
+    assert "1 of 14 images cannot be used" in refused.error
+    assert "--skip-bad" in refused.error
+    done = call(*made, "--skip-bad", "--json")
+    assert done.code == 0, done.err
+    assert "0-broken.png" in done.err
+    assert done.json["learned"]["images"] == 13
+    whole = empty(world)
+    with pytest.raises(DualPromptError, match="class 'oak' has no image that can be read"):
+        whole.learn({"ash": trees(world, "ash"), "oak": [b"none"]}, skip_bad=True)
+
+
+def test_a_class_may_be_called_like_a_split(world: World, tmp_path: Path) -> None:
+    for name in ("train", "bus"):
+        shutil.copytree(world.images / "train" / "ash", tmp_path / name)
+    learner = empty(world)
+    learner.learn(tmp_path, epochs=1)
+    assert learner.classes == ("bus", "train")
+
+
+def test_a_backbone_may_move(world: World, kept: Path, tmp_path: Path) -> None:
+    old, new = tmp_path / "old.safetensors", tmp_path / "new.safetensors"
+    shutil.copy(world.weights, old)
+    learner = ContinualLearner(str(old), options=TINY, device="cpu")
+    learner.learn({"ash": trees(world, "ash"), "elm": trees(world, "elm")}, epochs=1)
+    model = learner.save(tmp_path / "model")
+    assert str(tmp_path) not in (model / "README.md").read_text()  # it may be pushed
+    expected = learner.predict(trees(world, "ash"))
+    old.rename(new)
+    assert f"dualprompt info {model} --backbone PLACE" in call("predict", model, trees(world, "ash")[0]).error
+    assert call("info", model, "--backbone", new).code == 0
+    assert ContinualLearner.load(model).predict(trees(world, "ash")) == expected
+
+
+def test_two_commands_do_not_make_one_model(world: World, folders: dict[str, Path], tmp_path: Path) -> None:
+    work = tmp_path / ".model.learning"
+    work.mkdir()
+    with keep.held(work):
+        made = call("learn", tmp_path / "model", folders["spring"], "--backbone", world.weights, *FLAGS)
+    assert "changed by another command" in made.error
+    assert call("learn", tmp_path / "model", folders["spring"], "--backbone", world.weights, *FLAGS).code == 0
+    assert not work.exists()
 
 
 def test_nothing_of_the_images_stays(world: World, folders: dict[str, Path], tmp_path: Path) -> None:
@@ -509,7 +626,7 @@ def test_a_full_disk_leaves_the_old_model(kept: Path, tmp_path: Path, monkeypatc
     shutil.copytree(kept, path)
     learner = ContinualLearner.load(path)
     learner.forget("elm")
-    before = contents(path)
+    before = contents(path) | {".lock": b""}
     flush = os.fsync
     for allowed in range(2):  # the tensors, then model.json
         left = [allowed]
@@ -527,7 +644,7 @@ def test_a_full_disk_leaves_the_old_model(kept: Path, tmp_path: Path, monkeypatc
         assert contents(path) == before
     learner.save(path)
     assert "elm" not in ContinualLearner.load(path).classes
-    assert len(list(path.iterdir())) == 3
+    assert {file.name[:7] for file in path.iterdir()} == {".lock", "README.", "model.j", "weights"}
 
 
 def test_push_and_pull(kept: Path, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -728,7 +845,13 @@ def test_who_changes_a_model_holds_it(world: World, folders: dict[str, Path], ke
             assert "is being served, or changed by another command" in call(*command).error
         assert call("evaluate", model, folders["spring"]).code == 0  # whoever only looks is welcome
         assert call("predict", model, trees(world, "ash")[0]).code == 0
-    assert call("forget", model, "ash").code == 0
+        learner = ContinualLearner.load(model)
+        learner.forget("ash")
+        with pytest.raises(DualPromptError, match="is being served"):
+            learner.save(model)
+        learner.save(model, held=True)
+    assert call("forget", model, "--class", "elm").code == 0
+    assert "ash" not in ContinualLearner.load(model).classes
 
 
 def test_the_package_stays_light() -> None:

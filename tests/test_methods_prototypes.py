@@ -175,11 +175,15 @@ def test_gaussian_matching_is_the_mahalanobis_distance_to_the_nearest_class() ->
             centred.append(own - own.mean(axis=0))
     inverse = np.linalg.inv(OAS(assume_centered=True).fit(np.concatenate(centred)).covariance_)
     tests = torch.cat([blobs(task, [9, 9, 9, 9], spread=3.0)[0] for task in range(5)])
-    expected = []
+    expected, similar = [], []
     for query in tests.double().numpy():
         distances = [(query - mean) @ inverse @ (query - mean) for mean in means]
         expected.append(tasks[int(np.argmin(distances))])
-    assert matching.match(tests).tolist() == expected
+        cosines = [query @ mean / np.linalg.norm(query) / np.linalg.norm(mean) for mean in means]
+        similar.append(max(c for c, task in zip(cosines, tasks, strict=True) if task == expected[-1]))
+    matched, similarity = matching.match(tests)
+    assert matched.tolist() == expected
+    np.testing.assert_allclose(similarity.numpy(), similar, atol=1e-5)
     assert set(expected) == {0, 1, 2}
 
 
@@ -199,7 +203,9 @@ def test_several_keys_find_planted_clusters() -> None:
     matching = KeyMatching(DIM, keys_per_task=2)
     for rows in ([0, 1], [2, 3], [4, 5]):
         matching.add(around(rows, 30, seed=3), torch.empty(0), 0, seeded(6))
-    assert matching.match(around([0, 1, 2, 3, 4, 5], 10, seed=4)).tolist() == [0] * 20 + [1] * 20 + [2] * 20
+    matched, similarity = matching.match(around([0, 1, 2, 3, 4, 5], 10, seed=4))
+    assert matched.tolist() == [0] * 20 + [1] * 20 + [2] * 20
+    assert similarity.min() > 0.9
     assert [key.shape for key in matching.keys] == [(2, DIM)] * 3
 
 
@@ -304,7 +310,7 @@ def test_matching_replaces_the_key_and_leaves_the_oracle(matching: str) -> None:
     prediction = method.predict(batch_of(images))
     assert method.matching is not None
     assert prediction.selected is not None
-    assert torch.equal(prediction.selected, method.matching.match(queries))
+    assert torch.equal(prediction.selected, method.matching.match(queries)[0])
     assert (prediction.selected == tasks).float().mean() > 0.6
     assert not torch.equal(prediction.selected, method.bank.similarities(queries).argmax(dim=1))
     oracle = method.predict(batch_of(images, task=tasks), "oracle")

@@ -12,6 +12,7 @@ the classifier's rows.
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 import threading
 import time
@@ -34,8 +35,18 @@ from dualprompt.files import digest
 from dualprompt.learning import card, hub, keep
 from dualprompt.learning.lesson import FEWEST, fingerprint, held_out, state_digest, task_of
 from dualprompt.learning.model import Kept, Network, Row, bytes_of, compact, without
-from dualprompt.learning.names import find, free_name, refuse_unprintable
-from dualprompt.learning.pictures import Data, ImageLike, gather, listed, named, pixels_of, read_all
+from dualprompt.learning.names import Kind, find, free_name, refuse_unprintable
+from dualprompt.learning.pictures import (
+    Data,
+    ImageLike,
+    complaint,
+    gather,
+    listed,
+    named,
+    pixels_of,
+    read_all,
+    read_some,
+)
 from dualprompt.learning.results import Answer, Calibration, Evaluation, Level, Score, TaskInfo
 from dualprompt.methods.base import METHODS, Method, method_config
 from dualprompt.methods.frozen_head import FrozenHead
@@ -188,13 +199,15 @@ class ContinualLearner:
         epochs: int | None = None,
         progress: Progress = SILENT,
         again: bool = False,
+        skip_bad: bool = False,
         work: str | Path | None = None,
     ) -> TaskInfo:
-        """Learn a new task: a folder of class folders, or a mapping from classes to images.
+        """Learn a new task: a folder of class folders, a mapping from classes to images, or a dataset.
 
         A fifth of each class's images, at most 10 and none where there are fewer than 5, is held out and never trained
         on: it gives the accuracy and what `calibrate` needs. A class that is known already is refused, or with `again`
-        learned once more, as a further expert for the same label. If anything goes wrong, the model stays as it is.
+        learned once more, as a further expert for the same label. Images that cannot be read are refused, or with
+        `skip_bad` left out and told to `progress`. If anything goes wrong, the model stays as it is.
         With `work`, a folder, learning that was interrupted goes on from its last checkpoint when it is asked for
         again; the folder is yours to remove afterwards.
         """
@@ -206,13 +219,31 @@ class ContinualLearner:
             task_name = free_name(name, data, model.tasks, model.next_id)
             train = self._config.train if epochs is None else {**self._config.train.model_dump(), "epochs": epochs}
             config: RunConfig = parse(RunConfig, {**self._config.model_dump(), "train": train})
-            images = [image for own in classes.values() for image in own]
-            pixels = read_all(images, self.side, self.interpolation, progress)
+            classes, pixels = self._read(classes, skip_bad, progress)
             with tempfile.TemporaryDirectory(prefix="dualprompt-") as temporary:
                 place = Path(temporary if work is None else work)
                 learned = self._train(model, config, task_name, classes, pixels, place, progress)
             self._model = learned
             return learned.tasks[-1]
+
+    def _read(
+        self, classes: dict[str, list[ImageLike]], skip_bad: bool, progress: Progress
+    ) -> tuple[dict[str, list[ImageLike]], np.ndarray]:
+        """Return the classes with the images that can be read, and their pixels."""
+        labelled = [(name, image) for name, own in classes.items() for image in own]
+        pixels, faults = read_some([image for _, image in labelled], self.side, self.interpolation, progress)
+        if not faults:
+            return classes, pixels
+        if not skip_bad:
+            raise DualPromptError(f"{complaint(faults.values(), len(pixels))} (--skip-bad leaves such images out)")
+        progress.note(f"left out: {complaint(faults.values(), len(pixels))}")
+        good = [row for row in range(len(pixels)) if row not in faults]
+        left: dict[str, list[ImageLike]] = {name: [] for name in classes}
+        for row in good:
+            left[labelled[row][0]].append(labelled[row][1])
+        if empty := [name for name, own in left.items() if not own]:
+            raise DualPromptError(f"class '{empty[0]}' has no image that can be read; give some or leave it out")
+        return left, pixels[good]
 
     def _train(
         self,
@@ -298,6 +329,8 @@ class ContinualLearner:
         self, images: ImageLike | Sequence[ImageLike], top_k: int = 5, batch_size: int = 64
     ) -> Answer | list[Answer]:
         """Classify one image (returns an Answer), or a list or folder of them (returns a list)."""
+        if batch_size < 1:
+            raise DualPromptError(f"batch_size must be at least 1, found {batch_size}")
         model = self._known()
         found, alone = listed(images)
         answers: list[Answer] = []
@@ -409,15 +442,15 @@ class ContinualLearner:
         if unknown is not None:
             strange = np.array([answer.trust for answer in self.predict(listed(unknown)[0], top_k=1)])
         levels = []
-        for share in sorted({0.99, 0.98, 0.95, 0.9, 0.8, 0.7, accept}, reverse=True):
-            level = float(np.quantile(scores, 1 - share, method="lower"))
+        shares = {0.99, 0.98, 0.95, 0.9, 0.8, 0.7, accept}
+        for level in sorted({float(np.quantile(scores, 1 - share, method="lower")) for share in shares}):
             refused = 100 * float(np.mean(strange < level)) if len(strange) else None
             levels.append(Level(level, 100 * float(np.mean(scores >= level)), refused))
         self.threshold = float(np.quantile(scores, 1 - accept, method="lower"))
         return Calibration(self.threshold, len(scores), len(strange), tuple(levels))
 
-    def forget(self, what: str | int) -> TaskInfo | str:
-        """Forget a task, by name or id, or a class; return what was forgotten.
+    def forget(self, what: str | int, kind: Kind | None = None) -> TaskInfo | str:
+        """Forget a task, by name or id, or a class; return what was forgotten. `kind` says which of both is meant.
 
         Its classes can never be predicted again. The logits of all others stay as they are, bit for bit, for every
         image that was not matched to a task that is gone. Of a task, the E-Prompt, key, means, covariance and head
@@ -427,17 +460,18 @@ class ContinualLearner:
         """
         with self._changing:
             model = self._model
-            task = find(model.tasks, what)
+            task = find(model.tasks, what, kind)
             if task is not None:
-                self._model = self._without(model, task, task.classes)
+                self._model = self._without(model, task.id, task.classes)
                 return task
+            for number in [task.id for task in model.tasks if what in task.classes]:
+                model = self._without(model, number, (str(what),))
             self._model = model
-            for task in [task for task in model.tasks if what in task.classes]:
-                self._model = self._without(self._model, task, (str(what),))
             return str(what)
 
-    def _without(self, model: _Model, task: TaskInfo, labels: Sequence[str]) -> _Model:
-        place, rest = model.tasks.index(task), tuple(name for name in task.classes if name not in labels)
+    def _without(self, model: _Model, number: int, labels: Sequence[str]) -> _Model:
+        place, task = next((place, task) for place, task in enumerate(model.tasks) if task.id == number)
+        rest = tuple(name for name in task.classes if name not in labels)
         rows = [i for i, row in enumerate(model.rows) if row is not None and row[0] == task.id and row[1] in labels]
         places = [task.classes.index(label) for label in labels] if rest else None
         kept = without(model.kept, model.method.of_task, place, places, rows)
@@ -478,10 +512,14 @@ class ContinualLearner:
             "dualprompt": __version__,
         }
 
-    def save(self, path: str | Path) -> Path:
-        """Keep it in a folder, in place of the model that is there; an interrupted save leaves the old one."""
+    def save(self, path: str | Path, *, held: bool = False) -> Path:
+        """Keep it in a folder, in place of the model that is there; an interrupted save leaves the old one.
+
+        A model that a server or another command holds is refused; `held` says that we ourselves hold it.
+        """
         path = Path(path).expanduser()
-        with self._changing:
+        others = contextlib.nullcontext() if held or not keep.is_model(path) else keep.held(path)
+        with self._changing, others:
             model = self._model
             facts = {
                 "dualprompt": __version__,
@@ -509,6 +547,11 @@ class ContinualLearner:
         facts, state = keep.read(path)
         try:
             said = facts["backbone"]
+            if backbone is None and Path(said["name"]).is_absolute() and not Path(said["name"]).exists():
+                raise DualPromptError(
+                    f"the backbone of {path} is not at {said['name']} any more; say where it lies now with "
+                    f"`dualprompt info {path} --backbone PLACE` (in Python: load(…, backbone=PLACE))"
+                )
             learner = cls.__new__(cls)
             values = {"method": facts["method"], "train": facts["train"]}
             learner._set_up(values, backbone or said["name"], said["input_size"], device, facts["seed"])
@@ -536,10 +579,16 @@ class ContinualLearner:
 
     @classmethod
     def pull(
-        cls, repo_id: str, *, revision: str | None = None, token: str | None = None, device: str = "auto"
+        cls,
+        repo_id: str,
+        *,
+        revision: str | None = None,
+        token: str | None = None,
+        device: str = "auto",
+        backbone: str | None = None,
     ) -> ContinualLearner:
-        """Return the model in a repository of the Hugging Face hub."""
-        return cls.load(hub.download(repo_id, revision, token), device)
+        """Return the model in a repository of the Hugging Face hub; `backbone` says where its backbone lies here."""
+        return cls.load(hub.download(repo_id, revision, token), device, backbone=backbone)
 
 
 def _device(name: str) -> str:

@@ -71,6 +71,7 @@ def add(commands: Commands) -> None:
     learn.add_argument("--name", help="what the task is called (default: the folder's name)")
     learn.add_argument("--epochs", type=int, help="passes over the images (default: the model's)")
     learn.add_argument("--again", action="store_true", help="learn known classes once more, as further experts")
+    learn.add_argument("--skip-bad", action="store_true", help="leave out images that cannot be read, and say which")
     learn.add_argument("--backbone", help="of a new model: embedded, a known name, a hub id, or a weights file")
     learn.add_argument("--method", help="of a new model: see `dualprompt list methods` (default: dualprompt)")
     learn.add_argument("--input-size", type=int, help="of a new model: pixels a side (default: the checkpoint's)")
@@ -87,6 +88,9 @@ def add(commands: Commands) -> None:
 
     forget = with_model("forget", do_forget, "make a model forget a task or a class, for good", FORGET)
     forget.add_argument("what", help="a task's name or id, or a class")
+    kind = forget.add_mutually_exclusive_group()
+    kind.add_argument("--task", dest="kind", action="store_const", const="task", help="a task is meant, not a class")
+    kind.add_argument("--class", dest="kind", action="store_const", const="class", help="a class is meant, not a task")
 
     calibrate = with_model("calibrate", do_calibrate, "let a model answer 'none of these' to strange images", CALIBRATE)
     calibrate.add_argument("--unknown", type=Path, help="folder of images that show none of its classes")
@@ -95,14 +99,15 @@ def add(commands: Commands) -> None:
     )
     calibrate.add_argument("--off", action="store_true", help="always answer with a class")
 
-    with_model("info", do_info, "show what a model knows and what it is made of")
+    info = with_model("info", do_info, "show what a model knows and what it is made of")
+    info.add_argument("--backbone", dest="moved", help="where its backbone lies now, if that has moved; remembered")
 
 
 def open_learner(options: argparse.Namespace) -> ContinualLearner:
     """Return the model that a command is about."""
     from dualprompt.learner import ContinualLearner
 
-    return ContinualLearner.load(options.model, options.device)
+    return ContinualLearner.load(options.model, options.device, backbone=getattr(options, "moved", None))
 
 
 @contextlib.contextmanager
@@ -115,7 +120,7 @@ def changed(options: argparse.Namespace) -> Iterator[ContinualLearner]:
     with keep.held(options.model):
         learner = open_learner(options)
         yield learner
-        learner.save(options.model)
+        learner.save(options.model, held=True)
 
 
 def do_learn(options: argparse.Namespace) -> None:
@@ -123,8 +128,9 @@ def do_learn(options: argparse.Namespace) -> None:
     import shutil
 
     from dualprompt.console import Terminal
+    from dualprompt.files import disk_errors
     from dualprompt.learner import ContinualLearner
-    from dualprompt.learning.keep import is_model, refuse_other
+    from dualprompt.learning.keep import held, is_model, refuse_other
 
     made_of = {"backbone": options.backbone, "method": options.method}
     made_of |= {"input_size": options.input_size, "seed": options.seed}
@@ -137,12 +143,21 @@ def do_learn(options: argparse.Namespace) -> None:
         option = next(iter({key: None for key in given if key != "options"} | options.overrides)).replace("_", "-")
         raise DualPromptError(f"{options.model} exists: --{option} is for a new model; leave it out, or name another")
     work = options.model.resolve().with_name(f".{options.model.resolve().name}.learning")
+    with disk_errors(work):
+        work.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(held(work))  # of a model that does not exist yet there is nothing else to hold
         learner = stack.enter_context(changed(options)) if exists else ContinualLearner(device=options.device, **given)
         terminal = stack.enter_context(Terminal())
         try:
             task = learner.learn(
-                options.folder, options.name, epochs=options.epochs, again=options.again, progress=terminal, work=work
+                options.folder,
+                options.name,
+                epochs=options.epochs,
+                again=options.again,
+                skip_bad=options.skip_bad,
+                progress=terminal,
+                work=work,
             )
         except InterruptedRunError as error:
             raise InterruptedRunError(f"{error}; the model is as before; give the same command to go on") from None
@@ -152,10 +167,17 @@ def do_learn(options: argparse.Namespace) -> None:
         learner.save(options.model)
     shutil.rmtree(work, ignore_errors=True)
     measured = "" if task.accuracy is None else f", {task.accuracy:.1f} % of the images held out were right"
-    told = f"learned task {task.id} ('{task.name}'): {len(task.classes)} classes from {task.images} images{measured}"
-    emit(
-        options, {"model": str(options.model), "learned": task.to_dict(), **learner.info()}, tasks_table(learner), told
-    )
+    amount = f"{counted(len(task.classes), 'class', 'classes')} from {counted(task.images, 'image', 'images')}"
+    told = [f"learned task {task.id} ('{task.name}'): {amount}{measured}"]
+    if learner.threshold is not None:
+        told.append("the threshold for 'none of these' is that of before; `dualprompt calibrate` sets it anew")
+    value = {"model": str(options.model), "learned": task.to_dict(), **learner.info()}
+    emit(options, value, tasks_table(learner), *told)
+
+
+def counted(number: int, one: str, many: str) -> str:
+    """Return a number with its noun."""
+    return f"{number} {one if number == 1 else many}"
 
 
 def tasks_table(learner: ContinualLearner) -> Table:
@@ -255,8 +277,8 @@ def do_forget(options: argparse.Namespace) -> None:
     """Make a model forget."""
     with changed(options) as learner:
         names = {task.name for task in learner.tasks} | set(learner.classes)
-        by_id = options.what.isdecimal() and options.what not in names
-        gone = learner.forget(int(options.what) if by_id else options.what)
+        by_id = options.what.isdecimal() and options.what not in names and options.kind != "class"
+        gone = learner.forget(int(options.what) if by_id else options.what, options.kind)
     value = {"class": gone} if isinstance(gone, str) else {"task": gone.to_dict()}
     told = f"forgot class '{gone}'" if isinstance(gone, str) else f"forgot task {gone.id} ('{gone.name}')"
     emit(options, {"forgotten": value, **learner.info()}, tasks_table(learner), told)
@@ -284,8 +306,8 @@ def do_calibrate(options: argparse.Namespace) -> None:
 
 def do_info(options: argparse.Namespace) -> None:
     """Show a model."""
-    learner = open_learner(options)
-    info = learner.info()
+    with changed(options) if options.moved else contextlib.nullcontext(open_learner(options)) as learner:
+        info = learner.info()
     backbone = info["backbone"]
     limit = "always a class" if learner.threshold is None else f"none of these below a trust of {learner.threshold:.4f}"
     told = (
@@ -293,4 +315,20 @@ def do_info(options: argparse.Namespace) -> None:
         f"images of {info['side']} × {info['side']} pixels\n"
         f"method {info['method']['name']}; {info['bytes']:,} bytes kept; answers: {limit}"
     )
-    emit(options, info, tasks_table(learner), told)
+    tables = [tasks_table(learner)]
+    if any(value is not None for n, row in enumerate(info["accuracy_matrix"]) for value in row[:n]):
+        tables.append(matrix_table(learner))
+    emit(options, info, *tables, told)
+
+
+def matrix_table(learner: ContinualLearner) -> Table:
+    """Return the accuracy on each task after each task, where it was measured."""
+    from rich.markup import escape
+    from rich.table import Table
+    from rich.text import Text
+
+    names = [task.name for task in learner.tasks]
+    table = Table("after", *map(escape, names), title="accuracy on each task (%)")
+    for name, row in zip(names, learner.accuracy_matrix(), strict=True):
+        table.add_row(Text(name), *("" if value is None else f"{value:.1f}" for value in row))
+    return table

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 
@@ -40,7 +41,7 @@ def text(info: dict[str, Any]) -> str:
         "",
         "# What it is made of",
         "",
-        f"The frozen backbone `{backbone['name']}` ({backbone['parameters']:,} parameters, SHA-256 "
+        f"The frozen backbone `{_called(backbone['name'])}` ({backbone['parameters']:,} parameters, SHA-256 "
         f"`{backbone['sha256']}`, licence: {backbone['licence']}). It is not in this folder.",
         "",
         f"This folder holds {info['bytes']:,} bytes: the prompts and keys, the mean of each class's features and their "
@@ -57,6 +58,11 @@ def text(info: dict[str, Any]) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _called(backbone: str) -> str:
+    """A file stands for itself without its folders, which are nobody's business elsewhere."""
+    return Path(backbone).name if Path(backbone).is_absolute() else backbone
 
 
 def _cell(name: str) -> str:

@@ -93,7 +93,10 @@ def write(path: Path, facts: dict[str, Any], state: State, card: str) -> None:
             tensors.unlink(missing_ok=True)
         raise
     shutil.copymode(path / MODEL, tensors)  # safetensors makes files that only their owner may read
-    write_text(path / CARD, card)
+    with contextlib.suppress(
+        DualPromptError
+    ):  # the model is saved; its card is for people, and the next time writes it
+        write_text(path / CARD, card)
     for old in path.iterdir():
         if old != tensors and (_TENSORS.fullmatch(old.name) or is_partial(old)):
             with contextlib.suppress(OSError):  # someone else has removed it, or it stays until the next time

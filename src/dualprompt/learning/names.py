@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Literal
 
 from dualprompt.errors import DualPromptError, nearest
 from dualprompt.learning.pictures import Data
 from dualprompt.learning.results import TaskInfo
+
+Kind = Literal["task", "class"]
 
 
 def refuse_unprintable(what: str, names: Iterable[str]) -> None:
@@ -29,18 +32,23 @@ def free_name(name: str | None, data: Data, tasks: Sequence[TaskInfo], number: i
     return next(each for n in range(1, len(taken) + 2) if (each := said if n == 1 else f"{said} {n}") not in taken)
 
 
-def find(tasks: Sequence[TaskInfo], what: str | int) -> TaskInfo | None:
-    """Return the task that is meant, or None where it is a class."""
+def find(tasks: Sequence[TaskInfo], what: str | int, kind: Kind | None = None) -> TaskInfo | None:
+    """Return the task that is meant, or None where it is a class; `kind` says which, where both have that name."""
+    if kind == "class":
+        known = [name for task in tasks for name in task.classes]
+        if what not in known:
+            raise DualPromptError(f"there is no class '{what}'; {nearest(str(what), known)}")
+        return None
     if isinstance(what, int):
         task = next((task for task in tasks if task.id == what), None)
         if task is None:
             raise DualPromptError(f"there is no task with id {what}; known: {[task.id for task in tasks]}")
         return task
     task = next((task for task in tasks if task.name == what), None)
-    others = [other for other in tasks if what in other.classes]
+    others = [] if kind == "task" else [other for other in tasks if what in other.classes]
     if task is None and not others:
         names = [*(task.name for task in tasks), *(name for task in tasks for name in task.classes)]
         raise DualPromptError(f"there is no task or class '{what}'; {nearest(what, names)}")
     if task is not None and others and (others != [task] or len(task.classes) > 1):
-        raise DualPromptError(f"'{what}' is a task and a class; name the task by its id, {task.id}, or the class alone")
+        raise DualPromptError(f"'{what}' is a task and a class; say which is meant with kind= (--task or --class)")
     return task

@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, BinaryIO, Protocol, TypeAlias, cast
 
 import numpy as np
 from PIL import Image, ImageOps
 
 from dualprompt.data.cache import BROKEN, FORMATS, WORKERS, as_rgb
-from dualprompt.data.folder import class_files, images_in
+from dualprompt.data.folder import EXTENSIONS, class_files, images_in
+from dualprompt.data.sources import Dataset, FileSource
 from dualprompt.errors import DualPromptError
 from dualprompt.progress import SILENT, Progress
 
-ImageLike: TypeAlias = str | Path | bytes | Image.Image | np.ndarray
-Data: TypeAlias = str | Path | Mapping[str, Sequence[ImageLike]]
+ImageLike: TypeAlias = str | Path | bytes | BinaryIO | Image.Image | np.ndarray
+
+
+class Labelled(Protocol):
+    """A dataset as PyTorch and others have them: pairs of an image and its label."""
+
+    def __getitem__(self, index: int, /) -> tuple[Any, Any]:
+        """Return a pair; an IndexError ends them."""
+        ...
+
+
+Data: TypeAlias = str | Path | Mapping[str, Sequence[ImageLike]] | Dataset | Labelled | Iterable[tuple[Any, Any]]
 
 MOST_PIXELS = 64_000_000
+DAMAGED = "it is no image, or damaged; replace it or leave it out"
 
 
 def pixels_of(image: ImageLike, side: int, interpolation: str) -> np.ndarray:
@@ -40,10 +52,10 @@ def pixels_of(image: ImageLike, side: int, interpolation: str) -> np.ndarray:
         upright = as_rgb(ImageOps.exif_transpose(opened))
         return np.array(upright.resize((side, side), Image.Resampling[interpolation.upper()]))
     except OSError as error:
-        reason = error.strerror or "it is no image, or damaged"
+        reason = f"{error.strerror}; check the path" if error.strerror else DAMAGED
         raise DualPromptError(f"{named(image)} cannot be read: {reason}") from error
     except BROKEN as error:
-        raise DualPromptError(f"{named(image)} cannot be read: it is no image, or damaged") from error
+        raise DualPromptError(f"{named(image)} cannot be read: {DAMAGED}") from error
 
 
 def _opened(image: ImageLike) -> Image.Image:
@@ -51,7 +63,12 @@ def _opened(image: ImageLike) -> Image.Image:
         return image
     if isinstance(image, np.ndarray):
         return Image.fromarray(_checked(image))
-    encoded = image if isinstance(image, bytes) else Path(image).expanduser().read_bytes()
+    read = getattr(image, "read", None)
+    encoded = Path(image).expanduser().read_bytes() if isinstance(image, str | Path) else read() if read else image
+    if not isinstance(encoded, bytes | bytearray | memoryview):
+        raise DualPromptError(
+            f"an image must be a path, bytes, an open file, a PIL image or a uint8 array, found {type(image).__name__}"
+        )
     return Image.open(io.BytesIO(encoded), formats=FORMATS)
 
 
@@ -60,7 +77,8 @@ def _checked(array: np.ndarray) -> np.ndarray:
     colour = array.ndim == 3 and array.shape[2] in (3, 4)
     if array.dtype != np.uint8 or not (grey or colour) or 0 in array.shape:
         raise DualPromptError(
-            f"an array must be uint8 (height, width) or (height, width, 3), found {array.dtype} {array.shape}"
+            f"an array must be uint8 (height, width) or (height, width, 3), found {array.dtype} {array.shape}; "
+            "convert it first"
         )
     return array[..., 0] if grey and array.ndim == 3 else array
 
@@ -74,7 +92,25 @@ def named(image: ImageLike) -> str:
 
 
 def read_all(images: Sequence[ImageLike], side: int, interpolation: str, progress: Progress = SILENT) -> np.ndarray:
-    """Return all images, (images, side, side, 3) uint8; if some cannot be read, one error names them all."""
+    """Return all images, (images, side, side, 3) uint8; if some cannot be read, one error names them."""
+    pixels, faults = read_some(images, side, interpolation, progress)
+    if faults:
+        raise DualPromptError(complaint(faults.values(), len(images)))
+    return pixels
+
+
+def complaint(faults: Iterable[str], images: int) -> str:
+    """Return one line about images that cannot be used; the first five are named."""
+    told = list(faults)
+    more = f"; and {len(told) - 5} more" if len(told) > 5 else ""
+    count = f"{len(told)} of {images} images cannot be used: " if images > 1 else ""
+    return f"{count}{'; '.join(told[:5])}{more}"
+
+
+def read_some(
+    images: Sequence[ImageLike], side: int, interpolation: str, progress: Progress = SILENT
+) -> tuple[np.ndarray, dict[int, str]]:
+    """Return all images, (images, side, side, 3) uint8, and what is wrong with those that cannot be read, by row."""
 
     def read(image: ImageLike) -> np.ndarray | DualPromptError:
         try:
@@ -83,38 +119,45 @@ def read_all(images: Sequence[ImageLike], side: int, interpolation: str, progres
             return error
 
     pixels = np.empty((len(images), side, side, 3), np.uint8)
-    faults: list[str] = []
+    faults: dict[int, str] = {}
     with ThreadPoolExecutor(WORKERS) as pool, progress.bar("reading images", len(images), "img") as bar:
         for row, found in enumerate(pool.map(read, images)):
             if isinstance(found, DualPromptError):
-                faults.append(str(found))
+                faults[row] = str(found)
             else:
                 pixels[row] = found
             bar.advance()
-    if faults:
-        more = f"; and {len(faults) - 5} more" if len(faults) > 5 else ""
-        count = f"{len(faults)} of {len(images)} images cannot be used: " if len(images) > 1 else ""
-        raise DualPromptError(f"{count}{'; '.join(faults[:5])}{more}")
-    return pixels
+    return pixels, faults
 
 
 def gather(data: Data) -> dict[str, list[ImageLike]]:
-    """Return the images of each class: those of a folder of class folders, or of a mapping, in sorted order."""
+    """Return the images of each class, in sorted order.
+
+    `data` is a folder of class folders, a mapping from classes to images, one of our datasets (its training images), or
+    any dataset of (image, label) pairs; labels that are numbers are named by its `classes`, if it has some.
+    """
     if isinstance(data, str | Path):
         path = Path(data).expanduser()
         if not path.is_dir():
             found = "is not a folder" if path.exists() else "does not exist"
             raise DualPromptError(f"{path} {found}; give a folder that holds one folder of images for each class")
-        if splits := [name for name in ("train", "test", "val") if (path / name).is_dir()]:
-            raise DualPromptError(
-                f"{path} holds '{splits[0]}', a split and no class; give the folder below it that holds the classes"
-            )
         try:
+            folders = sorted(entry.name for entry in path.iterdir() if entry.is_dir() and entry.name[0] != ".")
+            if folders and set(folders) <= {"train", "test", "val", "valid", "validation"}:
+                raise DualPromptError(
+                    f"{path} holds '{folders[0]}', a split and no class; give the folder below it, with the classes"
+                )
             return {name: list(files) for name, files in sorted(class_files(path).items())}
         except OSError as error:
-            raise DualPromptError(f"{error.filename or path} cannot be read ({error.strerror})") from error
+            raise DualPromptError(
+                f"{error.filename or path} cannot be read ({error.strerror}); check its permissions"
+            ) from error
+    pairs = _split(data) if isinstance(data, Dataset) else data
+    given: Mapping[str, Any] = data if isinstance(data, Mapping) else _of_pairs(pairs)  # pyright: ignore
+    if strange := [name for name in given if not isinstance(name, str)]:
+        raise DualPromptError(f"classes are called by strings, found {strange[0]!r}; give it a name")
     classes: dict[str, list[ImageLike]] = {}
-    for name, images in sorted(data.items()):
+    for name, images in sorted(given.items()):
         if isinstance(images, str | bytes | Path | Image.Image | np.ndarray):
             raise DualPromptError(f"class '{name}' must have a list of images, found {type(images).__name__}")
         classes[name] = list(images)
@@ -125,14 +168,37 @@ def gather(data: Data) -> dict[str, list[ImageLike]]:
     return classes
 
 
+def _split(dataset: Dataset) -> list[tuple[ImageLike, str | int]]:
+    source = dataset.train.source
+    images = source.paths if isinstance(source, FileSource) else source.pixels
+    return [(image, dataset.classes[label]) for image, label in zip(images, dataset.train.labels, strict=True)]
+
+
+def _of_pairs(pairs: Any) -> dict[str, list[ImageLike]]:
+    names = getattr(pairs, "classes", None)
+    classes: dict[str, list[ImageLike]] = {}
+    try:
+        for image, label in pairs:
+            label = label if isinstance(label, str) else int(label)
+            name = label if isinstance(label, str) else str(names[label] if names else label)
+            classes.setdefault(name, []).append(image)
+    except (TypeError, ValueError, IndexError) as error:
+        raise DualPromptError(
+            "give a folder of class folders, a mapping from classes to images, or a dataset of (image, label) pairs; "
+            f"found {type(pairs).__name__} ({error})"
+        ) from error
+    return classes
+
+
 def listed(images: ImageLike | Sequence[ImageLike]) -> tuple[list[ImageLike], bool]:
     """Return the images that are meant, and whether it is one alone; a folder stands for all images below it."""
     if isinstance(images, str | Path) and Path(images).expanduser().is_dir():
         return _below(Path(images).expanduser()), False
-    if isinstance(images, str | Path | bytes | Image.Image) or (isinstance(images, np.ndarray) and images.ndim < 4):
-        return [images], True
+    several = isinstance(images, Sequence) and not isinstance(images, str | bytes | bytearray | memoryview)
+    if not several and not (isinstance(images, np.ndarray) and images.ndim == 4):
+        return [cast(ImageLike, images)], True  # what is no image is named when it is read
     found: list[ImageLike] = []
-    for image in images:
+    for image in cast(Sequence[ImageLike], images):
         folder = isinstance(image, str | Path) and Path(image).expanduser().is_dir()
         found.extend(_below(Path(str(image)).expanduser()) if folder else [image])
     return found, False
@@ -141,5 +207,5 @@ def listed(images: ImageLike | Sequence[ImageLike]) -> tuple[list[ImageLike], bo
 def _below(folder: Path) -> list[ImageLike]:
     found = images_in(folder)
     if not found:
-        raise DualPromptError(f"{folder} holds no images")
+        raise DualPromptError(f"{folder} holds no images; they end in {', '.join(sorted(EXTENSIONS))}")
     return list(found)

@@ -33,7 +33,7 @@ class Answer:
     label: str | None  # None: none of the classes it knows
     probability: float  # of the best class, among all known ones
     task: str | None  # the task that the image was matched to
-    similarity: float  # cosine of the image and the nearest thing that is kept of any task
+    similarity: float  # how like that task it is: cosine with its nearest key or class mean
     top: tuple[Score, ...]  # the best classes, best first, also where the label is None
 
     @property

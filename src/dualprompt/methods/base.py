@@ -101,7 +101,9 @@ class Prediction:
 
     logits: Tensor  # (batch, classes)
     selected: Tensor | None = None  # (batch,)
-    similarity: Tensor | None = None  # (batch,) cosine of the query and the nearest thing that is kept of any task
+    similarity: Tensor | None = (
+        None  # (batch,) cosine of the query and the nearest key or class mean of the task it matched
+    )
 
 
 @dataclass(frozen=True)

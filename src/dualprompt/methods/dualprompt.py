@@ -192,7 +192,7 @@ class DualPrompt(Prompted):
         if self.matching is None:
             similarity, selected = self.bank.similarities(query).max(dim=1)
         else:
-            similarity, selected = self.matching.similarity(query), self.matching.match(query)
+            selected, similarity = self.matching.match(query)
         return vote(selected) if selection == "batch_vote" else selected, similarity
 
     def additional(self) -> int:

@@ -176,13 +176,10 @@ class KeyMatching(nn.Module):
         if len(self.keys):
             self.joined = torch.cat(list(self.keys))
 
-    def match(self, query: Tensor) -> Tensor:
-        """Return the task of each query, (batch,)."""
-        return cosine(query, self.joined).argmax(dim=1) // self.keys_per_task
-
-    def similarity(self, query: Tensor) -> Tensor:
-        """Return the cosine of each query and the nearest key, (batch,)."""
-        return cosine(query, self.joined).amax(dim=1)
+    def match(self, query: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the task of each query, and the query's cosine with the nearest key, both (batch,)."""
+        similarity, nearest = cosine(query, self.joined).max(dim=1)
+        return nearest // self.keys_per_task, similarity
 
 
 class GaussianMatching(nn.Module):
@@ -237,11 +234,9 @@ class GaussianMatching(nn.Module):
         sizes = torch.tensor([len(means) for means in self.means])
         self.task_of = torch.arange(len(sizes)).repeat_interleave(sizes).to(self.scatter.device)
 
-    def match(self, query: Tensor) -> Tensor:
-        """Return the task of each query, (batch,)."""
+    def match(self, query: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the task of each query, and the query's cosine with the nearest mean of that task, both (batch,)."""
         with torch.autocast(query.device.type, enabled=False):
-            return self.task_of[F.linear(query, self.weight, self.bias).argmax(dim=1)]
-
-    def similarity(self, query: Tensor) -> Tensor:
-        """Return the cosine of each query and the nearest class mean, (batch,)."""
-        return cosine(query, self.directions).amax(dim=1)
+            task = self.task_of[F.linear(query, self.weight, self.bias).argmax(dim=1)]
+        others = self.task_of != task[:, None]
+        return task, cosine(query, self.directions).masked_fill(others, -1.0).amax(dim=1)

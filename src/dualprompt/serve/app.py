@@ -7,9 +7,10 @@ import logging
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import FastAPI, Query, Request
+from fastapi import FastAPI, Query, Request, Security
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, PlainTextResponse
+from fastapi.security import HTTPBearer
 from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 
@@ -42,6 +43,10 @@ def create_app(model: ServedModel, settings: Settings) -> FastAPI:
     app.add_middleware(Guard, rules=settings.rules, metrics=service.metrics)
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
 
+    # The guard looks at the token, before anything of a request is read; these only tell it to readers of the schema.
+    changes = [Security(HTTPBearer(auto_error=False, description="the token that the server tells when it starts"))]
+    asks = changes if settings.rules.closed else []
+
     @app.get("/", include_in_schema=False)
     def page() -> FileResponse:
         return FileResponse(STATIC / "index.html")
@@ -50,46 +55,53 @@ def create_app(model: ServedModel, settings: Settings) -> FastAPI:
     async def healthz() -> dict[str, str]:
         return {"status": "ok", "model_version": model.version}
 
-    @app.get("/model", summary="What the model knows: tasks, classes, sizes, threshold, accuracies")
+    @app.get("/model", summary="What the model knows: tasks, classes, sizes, threshold, accuracies", dependencies=asks)
     async def get_model() -> dict[str, Any]:
         return describe(model) | {"token_required": settings.rules.closed}
 
-    @app.post("/predict", summary="Classify one or several images", openapi_extra=PREDICT, responses=REFUSALS)
+    @app.post("/predict", summary="Classify images", openapi_extra=PREDICT, responses=REFUSALS, dependencies=asks)
     async def predict(request: Request, top_k: Annotated[int, Query(ge=1, le=100)] = 5) -> dict[str, Any]:
         return {"answers": await service.predict(request, top_k)}
 
-    @app.post("/tasks", status_code=202, summary="Teach new classes", openapi_extra=TEACH, responses=REFUSALS)
+    @app.post(
+        "/tasks",
+        status_code=202,
+        summary="Teach new classes",
+        openapi_extra=TEACH,
+        responses=REFUSALS,
+        dependencies=changes,
+    )
     async def teach(request: Request) -> JSONResponse:
         job = await service.teach(request)
         url = f"/jobs/{job.id}"
         return JSONResponse({"id": job.id, "url": url}, 202, {"Location": url})
 
-    @app.get("/jobs", summary="All learning jobs on record, the newest last")
+    @app.get("/jobs", summary="All learning jobs on record, the newest last", dependencies=asks)
     async def get_jobs() -> list[Job]:
         return list(service.jobs.jobs.values())
 
-    @app.get("/jobs/{job}", summary="How far a learning job is", responses=REFUSALS)
+    @app.get("/jobs/{job}", summary="How far a learning job is", responses=REFUSALS, dependencies=asks)
     async def get_job(job: int) -> Job:
         return known_job(job)
 
-    @app.delete("/jobs/{job}", summary="Give up a learning job", responses=REFUSALS)
+    @app.delete("/jobs/{job}", summary="Give up a learning job", responses=REFUSALS, dependencies=changes)
     async def cancel(job: int) -> Job:
         service.jobs.cancel(known_job(job))
         return known_job(job)
 
-    @app.delete("/tasks/{task}", summary="Forget a task", responses=REFUSALS)
+    @app.delete("/tasks/{task}", summary="Forget a task", responses=REFUSALS, dependencies=changes)
     async def forget_task(task: int) -> dict[str, str]:
         if task not in {known.id for known in model.learner.tasks}:
             raise Refusal(404, f"there is no task {task}")
-        return {"forgot": await service.forget(task), "model_version": model.version}
+        return {"forgot": await service.forget(task, "task"), "model_version": model.version}
 
-    @app.delete("/classes/{name:path}", summary="Forget a class", responses=REFUSALS)
+    @app.delete("/classes/{name:path}", summary="Forget a class", responses=REFUSALS, dependencies=changes)
     async def forget_class(name: str) -> dict[str, str]:
         if name not in model.learner.classes:
             raise Refusal(404, f"the model knows no class '{name[:80]}'")
-        return {"forgot": await service.forget(name), "model_version": model.version}
+        return {"forgot": await service.forget(name, "class"), "model_version": model.version}
 
-    @app.get("/metrics", summary="Counters for Prometheus", response_class=PlainTextResponse)
+    @app.get("/metrics", summary="Counters for Prometheus", response_class=PlainTextResponse, dependencies=asks)
     async def metrics() -> PlainTextResponse:
         return PlainTextResponse(service.metrics.text(), media_type="text/plain; version=0.0.4")
 

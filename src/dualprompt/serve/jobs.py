@@ -19,7 +19,7 @@ from dualprompt.errors import DualPromptError
 from dualprompt.files import read_json, write_json
 from dualprompt.serve.limits import Limits, Refusal, busy
 from dualprompt.serve.model import ServedModel
-from dualprompt.serve.pictures import Picture, remove
+from dualprompt.serve.pictures import Picture, remove, short
 from dualprompt.serve.teach import LEARNED, LESSON
 
 State = Literal["queued", "running", "done", "failed"]
@@ -100,12 +100,16 @@ class Jobs:
         """Queue the learning of pictures that lie in `folder/images`."""
         classes: dict[str, list[tuple[str, str]]] = {}
         for picture in pictures:
-            classes.setdefault(picture.label, []).append((picture.path.name, picture.name))
+            classes.setdefault(picture.label, []).append((picture.path.name, short(picture.name)))
         lesson = {"name": name, "epochs": epochs, "again": again, "pictures": classes}
         write_json(folder / LESSON, lesson)
         job = Job(int(folder.name), name, sorted(classes), len(pictures))
         self.jobs[job.id] = job
-        self._save()
+        try:
+            self._save()
+        except DualPromptError:  # whoever is told so must not find it learned later
+            del self.jobs[job.id]
+            raise
         self._wake.set()
         return job
 
@@ -118,6 +122,14 @@ class Jobs:
             self._finish(job, "cancelled")
         elif self._process and self._process.returncode is None:
             self._process.kill()
+
+    def forget(self, names: set[str], tasks: set[int]) -> None:
+        """Drop the finished jobs that name classes or tasks which the model no longer knows."""
+        for job in list(self.jobs.values()):
+            named = job.task in tasks or names & {job.name, *job.classes}
+            if named and job.state in ("done", "failed"):
+                del self.jobs[job.id]
+        self._try_to_save()
 
     def count(self, state: State) -> int:
         """Return how many jobs are in a state."""
@@ -140,6 +152,10 @@ class Jobs:
                 remove(folder)
         self._next = max([self._next, *(job + 1 for job in self.jobs)])
         self._save()
+        # Commands may have made it forget while no server ran.
+        done = [job for job in self.jobs.values() if job.state == "done"]
+        tasks = {job.task for job in done if job.task is not None} - {task.id for task in self.model.learner.tasks}
+        self.forget({label for job in done for label in job.classes} - set(self.model.learner.classes), tasks)
 
     def _take_up(self, job: Job) -> None:
         folder = self.folder / f"{job.id:06}"
@@ -179,6 +195,7 @@ class Jobs:
         """Learn one job; whatever happens, it ends on record and its images are deleted."""
         began = time.monotonic()
         job.state, job.attempts, job.message = "running", job.attempts + 1, "starting"
+        self._process = None
         error: str | None
         try:
             self._save()
@@ -191,7 +208,10 @@ class Jobs:
                 elif error is None:
                     error = "the new model was not saved; the model is unchanged"
         except (DualPromptError, OSError) as problem:
-            error = str(problem)
+            error = str(problem) or type(problem).__name__
+        except Exception:  # whatever it is, the next job must have its turn
+            log.exception("job %d", job.id)
+            error = "learning failed unexpectedly; the server's log says why"
         job.seconds = round(time.monotonic() - began, 2)
         self._finish(job, error)
 
@@ -206,6 +226,9 @@ class Jobs:
         )
         assert process.stdout
         try:
+            if job.id in self._cancelled:  # while there was no process yet
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
             async with asyncio.timeout(self.limits.job_seconds):
                 async for line in process.stdout:
                     values = json.loads(line)
@@ -234,11 +257,15 @@ class Jobs:
         finished = [job.id for job in self.jobs.values() if job.state in ("done", "failed")]
         for old in finished[:-KEPT]:
             del self.jobs[old]
+        self._cancelled.discard(job.id)
+        self._try_to_save()
+        remove(self.folder / f"{job.id:06}")  # only now: what was learned is judged by what lies there
+
+    def _try_to_save(self) -> None:
         try:
             self._save()
-        except DualPromptError as problem:  # a full disk; the job itself has ended all the same
+        except DualPromptError as problem:  # a full disk; what is on record here is so all the same
             log.warning("%s", problem)
-        remove(self.folder / f"{job.id:06}")  # only now: what was learned is judged by what lies there
 
     def _save(self) -> None:
         write_json(self.file, {"next": self._next, "jobs": [asdict(job) for job in self.jobs.values()]})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +14,11 @@ import numpy as np
 import torch
 
 from dualprompt import __version__
+from dualprompt.errors import DualPromptError
 from dualprompt.files import digest, disk_errors, read_json
 from dualprompt.learner import Answer, ContinualLearner
 from dualprompt.learning import keep
+from dualprompt.learning.names import Kind
 
 LOCK_SECONDS = 15.0
 
@@ -33,10 +35,10 @@ class ServedModel:
 
     Everything the server writes lies in the directory `work` inside the model's own. A lock keeps a second server and
     commands that change the model away; the process that learns inherits it, so that after a crash a new server waits
-    until that one has ended too.
+    until that one has ended too. `waiting` hears of it when somebody else holds the lock.
     """
 
-    def __init__(self, path: Path, device: str = "auto") -> None:
+    def __init__(self, path: Path, device: str = "auto", waiting: Callable[[str], None] = lambda text: None) -> None:
         self.path, self.device = path, device
         self.work = path / ".serve"
         self.switches = 0
@@ -46,7 +48,7 @@ class ServedModel:
         if not keep.is_model(path):
             ContinualLearner.load(path)  # it says what is wrong; nothing is written into a folder that is no model
         self._held = contextlib.ExitStack()
-        self._lock = self._held.enter_context(keep.held(path, LOCK_SECONDS))
+        self._lock = self._hold(waiting)
         with self._held:  # given back if anything goes wrong from here on
             with disk_errors(self.work):
                 self.work.mkdir(exist_ok=True)
@@ -86,18 +88,29 @@ class ServedModel:
         self._loaded = self._load()
         self.switches += 1
 
-    def forget(self, what: int | str) -> str:
+    def forget(self, what: int | str, kind: Kind) -> str:
         """Forget a task or class, save that, then answer without it; return its name."""
         learner = ContinualLearner.load(self.path, self.device)
-        gone = learner.forget(what)
-        learner.save(self.path)
-        self.reload()
+        gone = learner.forget(what, kind)
+        try:
+            learner.save(self.path, held=True)
+        finally:
+            self.reload()  # also where saving failed, perhaps after the new model had taken the old one's place
         return gone if isinstance(gone, str) else gone.name
 
     def close(self) -> None:
         """Give the lock back."""
         self._pool.shutdown()
         self._held.close()
+
+    def _hold(self, waiting: Callable[[str], None]) -> int:
+        try:
+            return self._held.enter_context(keep.held(self.path))
+        except DualPromptError as error:
+            if isinstance(error.__cause__, OSError):  # the disk's refusal, which no waiting mends
+                raise
+        waiting(f"{self.path} is being served or changed; waiting up to {LOCK_SECONDS:.0f} s for that to end")
+        return self._held.enter_context(keep.held(self.path, LOCK_SECONDS))
 
     def _load(self) -> tuple[ContinualLearner, str]:
         learner = ContinualLearner.load(self.path, self.device)

@@ -21,8 +21,10 @@ from dualprompt.data.folder import EXTENSIONS
 from dualprompt.serve.limits import MEGABYTE, Limits, Refusal
 
 DIRECTORY_BYTES = 16 * MEGABYTE
+PART_CHARACTERS, PATH_CHARACTERS = 255, 1024  # more than file systems and people need
 END_OF_DIRECTORY = b"PK\x05\x06"
-END_OF_ZIP64 = b"PK\x06\x07"
+ZIP64_RECORD, ZIP64_LOCATOR = b"PK\x06\x06", b"PK\x06\x07"
+ZIP64_BYTES = 56 + 20  # of both
 # What zipfile raises on hostile archives; NotImplementedError is its word for a compression it does not know.
 DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, ValueError, OverflowError, NotImplementedError)
 
@@ -42,13 +44,13 @@ def open_picture(source: bytes | Path, name: str, limits: Limits) -> Image.Image
         picture = Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS)
         width, height = picture.size
     except Image.DecompressionBombError:
-        raise Refusal(413, f"the image '{_short(name)}' has more than {limits.image_pixels} pixels") from None
+        raise Refusal(413, f"the image '{short(name)}' has more than {limits.image_pixels} pixels") from None
     except Exception:  # noqa: BLE001 (decoders raise all sorts of things on hostile bytes)
         known = "JPEG, PNG, WebP, GIF, BMP, TIFF or PPM"
-        raise Refusal(422, f"'{_short(name)}' is not an image that can be read ({known})") from None
+        raise Refusal(422, f"'{short(name)}' is not an image that can be read ({known})") from None
     if width * height > limits.image_pixels:
         picture.close()
-        text = f"the image '{_short(name)}' has {width} x {height} pixels; at most {limits.image_pixels} are taken"
+        text = f"the image '{short(name)}' has {width} x {height} pixels; at most {limits.image_pixels} are taken"
         raise Refusal(413, text)
     return picture
 
@@ -58,7 +60,7 @@ def check_label(label: str, limits: Limits) -> str:
     label = label.strip()
     if not label or len(label) > limits.name_characters or not label.isprintable() or label in (".", ".."):
         at_most = f"1 to {limits.name_characters} printable characters"
-        raise Refusal(422, f"'{_short(label)}' cannot be the name of a class or task; give {at_most}")
+        raise Refusal(422, f"'{short(label)}' cannot be the name of a class or task; give {at_most}")
     return label
 
 
@@ -73,7 +75,7 @@ def split_names(names: Iterable[str]) -> dict[str, str]:
     if len({path.parts[0] for path in paths.values()}) == 1 and all(len(path.parts) > 2 for path in paths.values()):
         paths = {name: PurePosixPath(*path.parts[1:]) for name, path in paths.items()}
     if loose := next((name for name, path in paths.items() if len(path.parts) < 2), None):
-        raise Refusal(422, f"'{_short(loose)}' lies in no class folder; name files class/picture.jpg")
+        raise Refusal(422, f"'{short(loose)}' lies in no class folder; name files class/picture.jpg")
     return {name: path.parts[0] for name, path in paths.items()}
 
 
@@ -93,17 +95,21 @@ def unpack(archive: Path, folder: Path, limits: Limits) -> list[Picture]:
         with archive.open("rb") as file:
             _check_directory(file, limits)
             with zipfile.ZipFile(file) as opened:
-                return list(_unpacked(opened, folder, limits))
+                return list(_unpacked(opened, archive.stat().st_size, folder, limits))
     except (*DAMAGE, OSError) as error:
         if isinstance(error, OSError) and error.errno != errno.EINVAL:  # EINVAL: a place before the archive's beginning
             raise
         raise Refusal(422, f"the archive is damaged or no zip ({error})") from None
 
 
-def _unpacked(opened: zipfile.ZipFile, folder: Path, limits: Limits) -> Iterator[Picture]:
+def _unpacked(opened: zipfile.ZipFile, size: int, folder: Path, limits: Limits) -> Iterator[Picture]:
     entries = opened.infolist()
+    if len(entries) > limits.archive_entries:  # it said fewer
+        raise Refusal(413, f"the archive has {len(entries)} entries; at most {limits.archive_entries} are taken")
     for entry in entries:
         _check_entry(entry, limits)
+    if sum(entry.compress_size for entry in entries) > size:  # by which each one's growth is judged
+        raise Refusal(422, "the archive is damaged or hostile (its entries claim more bytes than it has)")
     if sum(entry.file_size for entry in entries) > limits.archive_bytes:
         raise Refusal(413, f"the archive holds more than {limits.archive_bytes} bytes")
     pictures = [entry for entry in entries if not entry.is_dir() and is_picture(entry.filename)]
@@ -121,19 +127,26 @@ def _unpacked(opened: zipfile.ZipFile, folder: Path, limits: Limits) -> Iterator
 def _check_directory(file: BinaryIO, limits: Limits) -> None:
     """Refuse an archive whose table of contents alone would fill the memory, before `zipfile` reads it."""
     size = file.seek(0, io.SEEK_END)
-    file.seek(max(0, size - 65_557))
+    file.seek(max(0, size - 65_557 - ZIP64_BYTES))
     tail = file.read()
     at = tail.rfind(END_OF_DIRECTORY)
     if at < 0 or len(tail) < at + 22:
         raise Refusal(422, "the archive is damaged or no zip (it has no table of contents)")
     entries, directory = struct.unpack("<HI", tail[at + 10 : at + 16])
-    if END_OF_ZIP64 in tail or entries > limits.archive_entries or directory > DIRECTORY_BYTES:
+    if tail[max(0, at - 20) : at].startswith(ZIP64_LOCATOR):
+        record = tail[max(0, at - ZIP64_BYTES) : at - 20]
+        if not record.startswith(ZIP64_RECORD):
+            raise Refusal(422, "the archive is damaged or a kind of ZIP64 that is not taken; send an ordinary zip")
+        entries, directory = struct.unpack("<QQ", record[32:48])
+    if entries > limits.archive_entries:
         raise Refusal(413, f"the archive has more than {limits.archive_entries} entries")
+    if directory > DIRECTORY_BYTES:
+        raise Refusal(413, f"the archive's table of contents has more than {DIRECTORY_BYTES} bytes")
     file.seek(0)
 
 
 def _check_entry(entry: zipfile.ZipInfo, limits: Limits) -> None:
-    name = _short(entry.filename)
+    name = short(entry.filename)
     _checked(entry.filename.rstrip("/") or "/")
     kind = stat.S_IFMT(entry.external_attr >> 16)
     if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
@@ -154,7 +167,7 @@ def _copy(read: Callable[[int], bytes], target: BinaryIO, entry: zipfile.ZipInfo
     while chunk := read(min(left + 1, MEGABYTE)):
         left -= len(chunk)
         if left < 0:
-            raise Refusal(413, f"the archive's entry '{_short(entry.filename)}' is larger than it says")
+            raise Refusal(413, f"the archive's entry '{short(entry.filename)}' is larger than it says")
         target.write(chunk)
 
 
@@ -162,11 +175,15 @@ def _checked(name: str) -> PurePosixPath:
     path = PurePosixPath(name)
     bad = path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name or name[1:2] == ":"
     if bad or not path.parts:
-        raise Refusal(422, f"'{_short(name)}' is not a relative path inside the upload")
+        raise Refusal(422, f"'{short(name)}' is not a relative path inside the upload")
+    if len(name) > PATH_CHARACTERS or max(map(len, path.parts)) > PART_CHARACTERS:
+        most = f"at most {PART_CHARACTERS} characters for a file or folder, {PATH_CHARACTERS} for a path"
+        raise Refusal(422, f"'{short(name)}' is too long a name; {most} are taken")
     return path
 
 
-def _short(name: str) -> str:
+def short(name: str) -> str:
+    """Return a sender's name for something as an answer or a record may show it."""
     shown = "".join(letter if letter.isprintable() else "?" for letter in name)
     return shown if len(shown) <= 80 else f"{shown[:77]}..."
 

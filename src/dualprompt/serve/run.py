@@ -32,6 +32,8 @@ def rules_for(host: str, token: str | None) -> Rules:
     token = token or os.environ.get(TOKEN) or None
     if token is not None and len(token) < SHORTEST_TOKEN:
         raise DualPromptError(f"the token has {len(token)} characters; give at least {SHORTEST_TOKEN}")
+    if token is not None and not (token.isascii() and token.isprintable() and token == token.strip()):
+        raise DualPromptError("the token has characters that a header cannot show; give printable ASCII")
     if token is None and not is_loopback(host):
         raise DualPromptError(f"--host {host} lets other machines in: give a token with --token or ${TOKEN}")
     return Rules(token or secrets.token_urlsafe(18), is_loopback(host), closed=token is not None)
@@ -46,8 +48,12 @@ def serve(
     started: Callable[[str, str | None], None],
     largest_batch: int = 16,
     limits: Limits | None = None,
+    waiting: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """Serve the saved model at `path` until a signal ends it; `started` hears its address, and the token it made."""
+    """Serve the saved model at `path` until a signal ends it.
+
+    `started` hears its address, and the token it made; `waiting` hears it when somebody else still holds the model.
+    """
     rules = rules_for(host, token)
     # What clients send wrong is told to them; it must not fill our log too.
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
@@ -62,7 +68,7 @@ def serve(
     # waits 40 ms for the client to acknowledge the first.
     bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     with bound:
-        model = ServedModel(path, device)
+        model = ServedModel(path, device, waiting)
         app = create_app(model, Settings(rules, limits or Limits(), largest_batch))
         shown = f"[{host}]" if ":" in host else host
         address = f"http://{shown}:{bound.getsockname()[1]}"

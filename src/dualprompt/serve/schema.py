@@ -41,6 +41,7 @@ def docs_page(schema: dict[str, Any]) -> str:
                 for name, value in body.get("properties", {}).items()
             ]
             fields += [f"?{each['name']}" for each in about.get("parameters", []) if each["in"] == "query"]
+            fields += ["with the token"] if about.get("security") else []
             cells = (f"{method.upper()} {path}", about.get("summary", ""), "; ".join(fields))
             rows.append("".join(f"<td>{html.escape(cell)}</td>" for cell in cells))
     table = "".join(f"<tr>{row}</tr>" for row in rows)

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from starlette.requests import Request
 
+from dualprompt.learner import ContinualLearner
+from dualprompt.learning.names import Kind
 from dualprompt.serve.batching import Batcher
 from dualprompt.serve.guard import Rules
 from dualprompt.serve.jobs import Job, Jobs
@@ -159,6 +161,7 @@ class Service:
             pictures = await asyncio.to_thread(self._pictures, folder, [part for part in parts if part.path])
             if not again:
                 self._refuse_known({picture.label for picture in pictures})
+            self._refuse_taken(name)
             return self.jobs.add(folder, pictures, name, epochs, again)
 
     def _epochs(self, text: str) -> int | None:
@@ -198,12 +201,27 @@ class Service:
             remedy = "send again=true to learn more images for them, or leave them out"
             raise Refusal(409, f"the model knows {listed} already; {remedy}")
 
-    async def forget(self, what: int | str) -> str:
+    def _refuse_taken(self, name: str | None) -> None:
+        waiting = [job.name for job in self.jobs.jobs.values() if job.state in ("queued", "running")]
+        if name is not None and name in [*waiting, *(task.name for task in self.model.learner.tasks)]:
+            raise Refusal(409, f"a task is called '{name}' already; give this one another name")
+
+    async def forget(self, what: int | str, kind: Kind) -> str:
         """Forget a task by its number or a class by its name; return the name of what is gone."""
         if self.jobs.changing.locked() or self.jobs.count("queued"):
             raise Refusal(409, "a task is being learned; forget when it is done", {"Retry-After": "10"})
         async with self.jobs.changing:
-            return await asyncio.to_thread(self.model.forget, what)
+            before = self.model.learner
+            try:
+                return await asyncio.to_thread(self.model.forget, what, kind)
+            finally:
+                (names, tasks), (names_left, tasks_left) = _known(before), _known(self.model.learner)
+                self.jobs.forget(names - names_left, tasks - tasks_left)
+
+
+def _known(learner: ContinualLearner) -> tuple[set[str], set[int]]:
+    """Return the names of classes and tasks, and the tasks' numbers."""
+    return {*learner.classes, *(task.name for task in learner.tasks)}, {task.id for task in learner.tasks}
 
 
 def as_bool(text: str) -> bool:

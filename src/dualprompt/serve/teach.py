@@ -33,6 +33,7 @@ SPANS = {
 }
 TRAINING = (0.3, 0.9)
 SECONDS_BETWEEN = 0.2
+TEXT_CHARACTERS = 2000  # the server reads lines of at most 64 KiB
 
 
 class Reporter(Progress):
@@ -42,8 +43,9 @@ class Reporter(Progress):
         self.channel, self.furthest, self._last = channel, 0.0, 0.0
 
     def tell(self, **values: Any) -> None:
-        """Write one line."""
-        self.channel.write(json.dumps(values) + "\n")
+        """Write one line; what would be too long for it is cut."""
+        cut = {key: value[:TEXT_CHARACTERS] if isinstance(value, str) else value for key, value in values.items()}
+        self.channel.write(json.dumps(cut) + "\n")
         self.channel.flush()
 
     def note(self, text: str) -> None:
@@ -104,7 +106,7 @@ def teach(model: Path, job: Path, reporter: Reporter) -> None:
     reporter.tell(progress=0.99, message="saving the model")
     # Whoever finds this job after a crash sees by it whether the saved model already has what it learned.
     write_json(job / LEARNED, {"id": task.id, "learned": task.learned})
-    learner.save(model)
+    learner.save(model, held=True)  # by the server, whose lock we inherited
 
 
 def main() -> int:

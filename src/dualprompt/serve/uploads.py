@@ -16,6 +16,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import ClientDisconnect, Request
 
 from dualprompt.serve.limits import Limits, Refusal
+from dualprompt.serve.pictures import short
 
 FIELD_BYTES = 10_000
 DRAINED_BYTES = 32 * 1024 * 1024
@@ -177,7 +178,8 @@ class _Assembler:
         if part.filename is None and part.size > FIELD_BYTES:
             raise Refusal(413, f"the field '{part.field}' is longer than {FIELD_BYTES} bytes")
         if part.field == "images" and part.size > self.limits.image_bytes:
-            raise Refusal(413, f"the image '{part.filename}' has more than {self.limits.image_bytes} bytes")
+            name = short(part.filename or "")
+            raise Refusal(413, f"the image '{name}' has more than {self.limits.image_bytes} bytes")
         if isinstance(part.content, bytearray):
             part.content += data[start:end]
         else:

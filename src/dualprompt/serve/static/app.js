@@ -93,6 +93,7 @@ const noToken = () => new Refusal("This needs the server’s access token.", 401
 /** Ask the server; return its JSON. A refusal carries the server's own words, or friendly ones where it has none. */
 async function call(method, path, body = null, onSent = null) {
   for (;;) {
+    if (method !== "GET" && !path.startsWith("predict")) await needToken();
     const token = sessionStorage.getItem("token");
     const reply = await send(method, path, body, token, onSent);
     if (reply.status >= 200 && reply.status < 300) return reply.json;
@@ -100,6 +101,11 @@ async function call(method, path, body = null, onSent = null) {
     const renewed = sessionStorage.getItem("token") !== token; // another request has asked meanwhile
     if (!renewed && !(await askToken(token !== null))) throw noToken();
   }
+}
+
+/** Whatever changes the model needs a token: ask for it, if there is none, before anything is sent in vain. */
+async function needToken() {
+  if (sessionStorage.getItem("token") === null && !(await askToken(false))) throw noToken();
 }
 
 /** One request. XMLHttpRequest and not fetch, for it tells how much of an upload is sent. */
@@ -187,6 +193,7 @@ function wireTabs() {
   }
   const follow = () => show(PARTS.includes(location.hash.slice(1)) ? location.hash.slice(1) : "classify");
   addEventListener("hashchange", () => {
+    if (takeToken()) return loadModel(); // the printed address, put into a tab that was open; it shows what it showed
     follow();
     scrollTo(0, 0);
     $(`tab-${shown()}`).focus();
@@ -352,10 +359,10 @@ function answered(card, file, answer) {
 
 /** A cosine in words. */
 function closeness(similarity) {
-  if (similarity >= 0.7) return "very close to its key";
-  if (similarity >= 0.5) return "close to its key";
-  if (similarity >= 0.3) return "somewhat like its key";
-  return "far from its key";
+  if (similarity >= 0.7) return "very like its pictures";
+  if (similarity >= 0.5) return "like its pictures";
+  if (similarity >= 0.3) return "somewhat like its pictures";
+  return "little like its pictures";
 }
 
 function bars(top) {
@@ -568,6 +575,8 @@ function objection() {
   if (odd) return `“${odd}” cannot be the name of a class: leave out slashes, and more than dots, please.`;
   const epochs = $("task-epochs");
   if (!epochs.validity.valid) return "Epochs: a whole number from 1 to 500, or nothing.";
+  const name = $("task-name").value.trim();
+  if (model?.tasks.some((task) => task.name === name)) return `A task is called “${name}” already. Choose another name.`;
   return null;
 }
 
@@ -593,7 +602,8 @@ async function startTeaching(event) {
   }
   const begun = Date.now();
   try {
-    if (!model) await loadModel(); // asks for the token, if that is what is missing, before much is sent in vain
+    await needToken();
+    if (!model) await loadModel(); // a server that shows nothing without its token refuses a wrong one here already
     const sent = (part) => showJob("Sending the pictures", part, percent(part), begun);
     sent(0);
     $("job-title").focus();
@@ -602,7 +612,7 @@ async function startTeaching(event) {
     await watch(job.id, begun);
   } catch (error) {
     endJob();
-    complain(error.message, "bad", error.status === 409 && !again);
+    complain(error.message, "bad", error.status === 409 && /know[ns]/.test(error.message) && !again);
     $("teach-start").focus();
   }
 }
@@ -835,12 +845,20 @@ function confirmed(title, text) {
 
 // Begin
 
-/** The server prints the page's address with its token, which is not sent anywhere and need not stay in sight. */
+/**
+ * The server prints the page's address with its token, which is not sent anywhere and need not stay in sight. Return
+ * whether there was one.
+ */
 function takeToken() {
   const token = new URLSearchParams(location.hash.slice(1)).get("token");
-  if (token === null) return;
+  if (token === null) return false;
   sessionStorage.setItem("token", token);
   history.replaceState(null, "", location.pathname);
+  if ($("token").open) {
+    $("token-value").value = token; // it is what the dialog asks for
+    $("token").close("yes");
+  }
+  return true;
 }
 
 $("token-no").onclick = () => $("token").close("no");
