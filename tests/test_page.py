@@ -183,7 +183,9 @@ def test_classify_teach_classify_forget(page: Any, place: Place, address: str, s
     assert found["broken.png"] == "No answer"
     assert len(seen.refusals) == 1
     card = page.locator("#results > li", has_text="red.png")
-    expect(card.locator(".why")).to_contain_text(re.compile(r"Task: Warm and cold · .* its key, similarity \d\.\d\d"))
+    expect(card.locator(".why")).to_contain_text(
+        re.compile(r"Task: Warm and cold · .*like its pictures, similarity \d\.\d\d")
+    )
     shown = [float(text.strip("<> %")) for text in card.locator(".bar-value").all_inner_texts()]
     assert shown == sorted(shown, reverse=True)
     assert sum(shown) == pytest.approx(100, abs=0.3)
@@ -194,6 +196,10 @@ def test_classify_teach_classify_forget(page: Any, place: Place, address: str, s
     page.set_input_files("#teach-folder", place.folder("blue", "white"))
     expect(page.locator("#lesson-count")).to_have_text("2 classes, 16 pictures")
     page.get_by_label("Name of class 2").fill("pale")  # was white
+    page.get_by_label("Name of this task").fill("Warm and cold")
+    page.get_by_role("button", name="Start teaching").click()
+    expect(page.locator("#teach-said")).to_contain_text("A task is called “Warm and cold” already.")
+    expect(page.locator("#teach-again-offer")).to_be_hidden()
     page.get_by_label("Name of this task").fill("Sky")
     page.evaluate(
         """() => { window.steps = [];
@@ -367,6 +373,10 @@ CONTRAST = """() => {
   }
   return low;
 }"""
+# Who speaks to the page says what is to be seen: a name must contain it.
+MISNAMED = """() => [...document.querySelectorAll("button, a, input")]
+  .map((at) => [at.ariaLabel, (at.labels?.[0] ?? at).innerText.trim()])
+  .filter(([name, seen]) => name !== null && !name.includes(seen))"""
 CONTROLS = {
     "button",
     "link",
@@ -389,6 +399,7 @@ def check_part(page: Any) -> None:
     assert [role for role, name in nodes if role.lower() in CONTROLS and not name.strip()] == []
     assert sum(role == "heading" for role, _ in nodes) >= 1
     assert page.evaluate(CONTRAST) == []
+    assert page.evaluate(MISNAMED) == []
     assert (
         page.evaluate(
             "[...document.querySelectorAll('[id]')].map((e) => e.id).filter((id, i, all) => all.indexOf(id) !== i)"
@@ -428,13 +439,32 @@ def test_without_the_token_it_answers_and_does_not_change(page: Any, place: Plac
     page.get_by_role("button", name="Forget my access token").click()
     page.set_input_files("#classify-files", place.some("red"))
     assert answers(page)["red.png"].startswith("red")
+    sent: list[str] = []
+    page.on("request", lambda request: sent.extend([request.method] if request.method != "GET" else []))
     page.get_by_role("tab", name="Model").click()
     page.locator("#tasks button").first.click()
     page.get_by_role("button", name="Forget it").click()
     expect(page.get_by_role("dialog")).to_contain_text("Access token")
     page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
     expect(page.locator("#model-said")).to_contain_text("access token")
-    assert len(seen.refusals) == 1
+
+    page.get_by_role("tab", name="Teach").click()
+    page.set_input_files("#teach-folder", place.folder("blue"))
+    page.get_by_role("button", name="Start teaching").click()
+    expect(page.get_by_role("dialog")).to_contain_text("Access token")
+    expect(page.locator("#job")).to_be_hidden()
+    page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
+    expect(page.locator("#teach-said")).to_contain_text("access token")
+    assert sent == []  # nothing in vain
+
+    page.evaluate("address => { location.href = address; }", address)  # as put into the open tab's address bar
+    expect(page.get_by_role("button", name="Forget my access token")).to_be_visible()
+    assert "token" not in page.url
+    expect(page.get_by_label("Name of class 1")).to_have_value("blue")  # what was being done is still there
+    page.get_by_role("button", name="Start teaching").click()
+    page.get_by_role("button", name="Give up").click()
+    expect(page.locator("#teach-said")).to_contain_text("Given up")
+    assert sent[:1] == ["POST"]
 
 
 def test_token(page: Any, place: Place, seen: Seen, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import sys
 import time
 import zipfile
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -37,12 +38,13 @@ from dualprompt.learner import ContinualLearner  # noqa: E402
 from dualprompt.serve.app import create_app  # noqa: E402
 from dualprompt.serve.batching import Batcher  # noqa: E402
 from dualprompt.serve.guard import Rules  # noqa: E402
-from dualprompt.serve.jobs import Jobs  # noqa: E402
+from dualprompt.serve.jobs import Job, Jobs  # noqa: E402
 from dualprompt.serve.limits import Limits, Refusal  # noqa: E402
 from dualprompt.serve.model import ServedModel  # noqa: E402
 from dualprompt.serve.pictures import Picture, split_names  # noqa: E402
 from dualprompt.serve.run import rules_for  # noqa: E402
 from dualprompt.serve.service import Settings  # noqa: E402
+from dualprompt.serve.teach import Reporter  # noqa: E402
 
 pytestmark = pytest.mark.anyio
 OPTIONS = {"g_layers": [1], "e_layers": [2, 3], "g_length": 2, "e_length": 3}
@@ -271,7 +273,8 @@ async def test_a_zip_teaches_too_whether_or_not_its_folder_is_in_it(world: World
         "__MACOSX/trees/elm/._0.png": b"x",
     }
     async with serving(model) as client:
-        reply = await client.post("/tasks", files={"archive": ("a.zip", archive(entries))}, data={"epochs": "1"})
+        whole = zip64(archive(entries))
+        reply = await client.post("/tasks", files={"archive": ("a.zip", whole)}, data={"epochs": "1"})
         job = await finished(client, reply.json()["id"])
         assert (job["state"], job["classes"], job["images"]) == ("done", ["elm", "fir"], 13)
     assert uploads(model) == []
@@ -344,15 +347,138 @@ async def test_jobs_can_be_given_up_and_wait_their_turn(world: World, model: Pat
     assert uploads(model) == []
 
 
+async def test_a_job_given_up_before_its_process_exists_is_given_up(world: World, model: Path):
+    async with serving(model) as client:
+        jobs = client.service.jobs
+        number = (await client.post("/tasks", files=lesson(world, "elm"), data={"epochs": "400"})).json()["id"]
+        while jobs.jobs[number].state == "queued":
+            await asyncio.sleep(0)
+        assert jobs._process is None
+        jobs.cancel(jobs.jobs[number])
+        assert (await finished(client, number))["error"] == "cancelled"
+    assert uploads(model) == []
+
+
+async def test_no_job_ends_the_worker(world: World, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    strange = tmp_path / "python"
+    strange.write_text("#!/bin/sh\nhead -c 100000 /dev/zero\n")  # a line longer than asyncio reads
+    strange.chmod(0o755)
+    async with serving(model) as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "executable", str(strange))
+            first = (await client.post("/tasks", files=lesson(world, "elm"))).json()["id"]
+            job = await finished(client, first, 10)
+        assert job["state"] == "failed"
+        assert "log" in job["error"]
+        assert uploads(model) == []
+        assert (await client.delete("/classes/cedar")).status_code == 200
+        second = (await client.post("/tasks", files=lesson(world, "elm"), data={"epochs": "1"})).json()["id"]
+        assert (await finished(client, second))["state"] == "done"
+
+
+def test_what_the_learning_process_tells_fits_a_line():
+    channel = io.StringIO()
+    Reporter(channel).tell(error="\N{GRINNING FACE}" * 100_000, progress=0.5)
+    assert len(channel.getvalue()) < 2**16
+    assert json.loads(channel.getvalue())["progress"] == 0.5
+
+
+async def test_a_job_that_cannot_be_put_on_record_is_not_learned(world: World, model: Path):
+    async with serving(model) as client:
+        record = client.service.jobs.file
+        record.unlink()
+        record.mkdir()  # so that it cannot be replaced
+        assert "cannot be written" in error_of(await client.post("/tasks", files=lesson(world, "elm")), 507)
+        assert (await client.get("/jobs")).json() == []
+        assert uploads(model) == []
+
+
+async def test_a_task_that_waits_keeps_its_name(world: World, model: Path):
+    async with serving(model) as client:
+        data = {"name": "autumn", "epochs": "400"}
+        first = (await client.post("/tasks", files=lesson(world, "elm"), data=data)).json()["id"]
+        for _ in ("queued", "running"):
+            reply = await client.post("/tasks", files=lesson(world, "fir"), data=data)
+            assert "is called 'autumn' already" in error_of(reply, 409)
+            await until_running(client, first)
+        await client.delete(f"/jobs/{first}")
+        await finished(client, first)
+        second = (await client.post("/tasks", files=lesson(world, "fir"), data=data)).json()["id"]
+        await client.delete(f"/jobs/{second}")
+
+
+async def test_what_was_forgotten_is_named_nowhere(model: Path):
+    served = ContinualLearner.load(model, "cpu")
+    first, second = served.tasks
+    jobs = [
+        Job(1, "first", ["ash", "birch"], 9, "done", task=first.id),
+        Job(2, None, ["cedar"], 9, "done", task=second.id),
+        Job(3, None, ["cedar", "elm"], 9, "failed", error="'cedar/1.png' cannot be read"),
+        Job(4, "first", ["fir"], 9, "failed", error="cancelled"),
+        Job(5, None, ["hazel"], 9, "failed", error="cancelled"),
+        Job(6, None, ["oak"], 9, "done", task=99),  # forgotten by a command
+        Job(7, None, ["oak"], 9, "failed", error="cancelled"),
+    ]
+    record = model / ".serve" / "jobs.json"
+    record.parent.mkdir()
+    record.write_text(json.dumps({"next": 8, "jobs": [asdict(job) for job in jobs]}))
+
+    async with serving(model) as client:
+
+        async def told() -> list[int]:
+            found = [job["id"] for job in (await client.get("/jobs")).json()]
+            assert found == [job["id"] for job in json.loads(record.read_text())["jobs"]]
+            return found
+
+        assert await told() == [1, 2, 3, 4, 5]
+        await client.delete("/classes/cedar")
+        assert await told() == [1, 4, 5]
+        assert "cedar" not in record.read_text()
+        await client.delete(f"/tasks/{first.id}")
+        assert await told() == [5]
+    for path in model.rglob("*"):
+        assert not path.is_file() or not {b"ash", b"birch", b"cedar"} & set(path.read_bytes().split(b'"')), path
+
+
+async def test_forgetting_that_fails_late_leaves_what_is_saved_answering(model: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    async with serving(model) as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(shutil, "copymode", full)  # right after the new model took the old one's place
+            assert error_of(await client.delete("/classes/cedar"), 507)
+        assert ContinualLearner.load(model, "cpu").classes == ("ash", "birch")
+        assert (await client.get("/model")).json()["classes"] == ["ash", "birch"]
+
+
+async def test_a_class_may_be_called_like_a_task(world: World, model: Path):
+    learner = ContinualLearner.load(model, "cpu")
+    learner.learn({"first": pictures(world, "elm"), "second": pictures(world, "fir")}, "third", epochs=1)
+    learner.save(model)
+    async with serving(model) as client:
+        assert (await client.delete("/classes/first")).json()["forgot"] == "first"
+        known = (await client.get("/model")).json()
+        assert [task["name"] for task in known["tasks"]] == ["first", "second", "third"]
+        assert known["classes"] == ["ash", "birch", "cedar", "second"]
+        assert (await client.delete(f"/tasks/{known['tasks'][1]['id']}")).json()["forgot"] == "second"
+        assert (await client.get("/model")).json()["classes"] == ["ash", "birch", "second"]
+
+
 async def test_a_damaged_picture_fails_its_job_by_its_own_name(world: World, model: Path):
     whole = pictures(world, "elm")[0].read_bytes()
-    parts = [*lesson(world, "fir"), ("images", ("fir/broken one.png", whole[: len(whole) // 2]))]
+    half = whole[: len(whole) // 2]
+    parts = [*lesson(world, "fir"), ("images", ("fir/broken one.png", half))]
+    parts += [("images", (f"fir/{n}{'x' * 200}.png", half)) for n in range(9)]
     async with serving(model) as client:
         reply = await client.post("/tasks", files=parts)
         job = await finished(client, reply.json()["id"])
     assert job["state"] == "failed"
     assert "fir/broken one.png" in job["error"]
     assert str(model) not in job["error"]
+    assert 20 * "x" in job["error"]
+    assert 100 * "x" not in job["error"]
+    assert len(job["error"]) < 1000
     assert uploads(model) == []
 
 
@@ -419,6 +545,21 @@ def overlong() -> bytes:
     return bytes(content[:-14]) + struct.pack("<HH", 60_000, 60_000) + bytes(content[-10:])
 
 
+def modest() -> bytes:
+    """An archive of 7 entries that says it has one."""
+    content = archive({f"a/{n}.txt": b"" for n in range(7)})
+    return content[:-14] + struct.pack("<HH", 1, 1) + content[-10:]
+
+
+def zip64(content: bytes, entries: int | None = None, record: bytes = b"PK\x06\x06") -> bytes:
+    """An archive whose table of contents is told of as in archives of more than 4 GB, as some programs always do."""
+    count, size, start = struct.unpack("<HII", content[-12:-2])
+    told = struct.pack("<QHHIIQQQQ", 44, 45, 45, 0, 0, count, entries or count, size, start)
+    locator = struct.pack("<4sIQI", b"PK\x06\x07", 0, len(content) - 22, 1)
+    end = struct.pack("<4sHHHHIIH", b"PK\x05\x06", 0, 0, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0)
+    return content[:-22] + record + told + locator + end
+
+
 @pytest.mark.parametrize(
     ("status", "said", "parts", "fields"),
     [
@@ -433,6 +574,7 @@ def overlong() -> bytes:
         (422, "relative path", named("/a/1.png"), {}),
         (422, "name of a class", named("a\u200b/1.png"), {}),
         (422, "name of a class", named(f"{'a' * 101}/1.png"), {}),
+        (422, "too long", named(f"a/{'b' * 256}.png"), {}),
         (422, "no images", [], {"name": "x"}),
         (422, "epochs", named("a/1.png"), {"epochs": "10"}),
         (422, "epochs", named("a/1.png"), {"epochs": "-1"}),
@@ -442,6 +584,7 @@ def overlong() -> bytes:
         (413, "longer", named("a/1.png"), {"name": "x" * 20_000}),
         (422, "name of a class or task", named("a/1.png"), {"name": "a\nb"}),
         (409, "knows 'ash' already", named("ash/1.png"), {}),
+        (409, "is called 'first' already", named("a/1.png"), {"name": "first"}),
         (422, "not both", [*named("a/1.png"), ("archive", ("a.zip", archive({"a/1.png": SMALL})))], {}),
         (422, "one archive", [("archive", ("a.zip", archive({"a/1.png": SMALL})))] * 2, {}),
         (422, "no zip", [("archive", ("a.zip", b"hello"))], {}),
@@ -455,6 +598,12 @@ def overlong() -> bytes:
         (413, "6 entries", [("archive", ("a.zip", archive({f"a/{n}.txt": b"" for n in range(7)})))], {}),
         (413, "at most 4", [("archive", ("a.zip", archive({f"a/{n}.png": SMALL for n in range(5)})))], {}),
         (413, "6 entries", [("archive", ("a.zip", overlong()))], {}),
+        (413, "7 entries", [("archive", ("a.zip", modest()))], {}),
+        (413, "6 entries", [("archive", ("a.zip", zip64(archive({"a/1.png": SMALL}), 2**40)))], {}),
+        (422, "ZIP64", [("archive", ("a.zip", zip64(archive({"a/1.png": SMALL}), record=b"PK\0\0")))], {}),
+        (422, "too long", [("archive", ("a.zip", archive({f"a/{'b' * 9_000}.png": SMALL})))], {}),
+        (422, "too long", [("archive", ("a.zip", archive({f"a/{'b/' * 600}c.png": SMALL})))], {}),
+        (422, "claim more", [("archive", ("a.zip", tampered(compress_size=2**31)))], {}),
         (413, "fold", [("archive", ("a.zip", archive({"a/1.txt": bytes(2_000_000)})))], {}),
         (413, "3000000", [("archive", ("a.zip", archive({f"a/{n}.txt": bytes(1_000_000) for n in range(4)})))], {}),
         (413, "30000", [("archive", ("a.zip", archive({"a/1.png": bytes(40_000)})))], {}),
@@ -592,6 +741,9 @@ def test_other_addresses_need_a_token(monkeypatch: pytest.MonkeyPatch):
         assert rules_for(host, TOKEN) == Rules(TOKEN, local=False, closed=True)
     with pytest.raises(DualPromptError, match="at least 16"):
         rules_for("0.0.0.0", "short")
+    for token in ("ein längliches Geheimnis", " a token with space around ", "a token\nof two lines"):
+        with pytest.raises(DualPromptError, match="printable ASCII"):
+            rules_for("127.0.0.1", token)
     monkeypatch.setenv("DUALPROMPT_TOKEN", TOKEN)
     assert rules_for("0.0.0.0", None) == Rules(TOKEN, local=False, closed=True)
 
@@ -607,6 +759,19 @@ async def test_pages_load_nothing_from_elsewhere(model: Path):
             schema["paths"]
         )
         assert (await client.get("/healthz")).json()["status"] == "ok"
+
+
+@pytest.mark.parametrize("closed", [False, True])
+async def test_the_schema_tells_what_needs_the_token(model: Path, closed: bool):
+    async with serving(model, rules=Rules(TOKEN, closed=closed)) as client:
+        del client.headers["authorization"]
+        schema = (await client.get("/openapi.json")).json()
+        (name,), (scheme,) = zip(*schema["components"]["securitySchemes"].items(), strict=True)
+        assert (scheme["type"], scheme["scheme"]) == ("http", "bearer")
+        for path, methods in schema["paths"].items():
+            for method, about in methods.items():
+                reply = await client.request(method, path.replace("{job}", "1").replace("{task}", "1"))
+                assert about.get("security") == ([{name: []}] if reply.status_code == 401 else None), (method, path)
 
 
 async def test_metrics_name_routes_and_never_what_clients_make_up(world: World, model: Path):
@@ -663,8 +828,13 @@ async def test_only_one_server_for_a_model(model: Path, monkeypatch: pytest.Monk
     first = ServedModel(model, "cpu")
     with pytest.raises(DualPromptError, match="is being served"):
         ServedModel(model, "cpu")
+    told = sandbox.call("serve", model, "--port", "0").err.splitlines()
+    assert "waiting up to" in told[0]
+    assert "is being served" in told[-1]
     first.close()
-    ServedModel(model, "cpu").close()
+    said: list[str] = []
+    ServedModel(model, "cpu", said.append).close()
+    assert said == []
 
 
 def prepare_job(world: World, model: Path, *names: str, epochs: int = 1) -> tuple[Path, int]:

@@ -235,7 +235,7 @@ class ContinualLearner:
         if not faults:
             return classes, pixels
         if not skip_bad:
-            raise DualPromptError(f"{complaint(faults.values(), len(pixels))} (--skip-bad leaves such images out)")
+            raise DualPromptError(complaint(faults.values(), len(pixels)))
         progress.note(f"left out: {complaint(faults.values(), len(pixels))}")
         good = [row for row in range(len(pixels)) if row not in faults]
         left: dict[str, list[ImageLike]] = {name: [] for name in classes}

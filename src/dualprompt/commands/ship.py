@@ -111,5 +111,9 @@ def do_serve(options: argparse.Namespace) -> None:
         emit(options, {"url": address, "page": page, "token": token}, *told)
         sys.stdout.flush()
 
+    def waiting(text: str) -> None:
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+
     place = (options.host, options.port, options.token)
-    serve(options.model, *place, options.device, started, options.max_batch)
+    serve(options.model, *place, options.device, started, options.max_batch, waiting=waiting)
