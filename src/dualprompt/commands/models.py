@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 LEARN = """\
 A fifth of each class (at most 10 images, none of fewer than 5) is held out to measure the accuracy. Nothing of the
-images is kept. Images that cannot be read are refused, or left out with --skip-bad. Interrupted learning goes on when the same command is given again; until it is complete, the old model
-stays.
+images is kept. Images that cannot be read are refused, or left out with --skip-bad. Interrupted learning goes on when
+the same command is given again; until it is complete, the old model stays.
 
 examples:
   dualprompt learn my-model photos/january
