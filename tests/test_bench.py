@@ -55,7 +55,7 @@ def test_fast_and_straight_line_prompts_agree_after_an_epoch():
 def test_the_command_reports_rates_ratios_and_growth(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bench, "QUICK", bench.Effort(rounds=1, seconds=0))
+    monkeypatch.setattr(bench, "QUICK", bench.Effort(rounds=1, seconds=0, steps=3))
     write_weights(tmp_path / "deep.safetensors", replace(VIT, depth=5))
     options = ("--backbone", tmp_path / "deep.safetensors", "--batch", "4", "--device", "cpu", "--quick")
     found = call("bench", *options, "--json").json

@@ -45,13 +45,14 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure: rounds of at least so many seconds for each side."""
+    """How long to measure: rounds of at least so many seconds for each side; steps before both sides are compared."""
 
     rounds: int
     seconds: float
+    steps: int
 
 
-QUICK, FULL = Effort(3, 0.5), Effort(5, 0.7)
+QUICK, FULL = Effort(5, 0.3, 5), Effort(7, 0.7, 20)
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ class Bench:
             "train_ratio": rates[0].ratio,
             "eval_ratio": next(rate.ratio for rate in rates if rate.what == "evaluate, query known"),
             "rates": [asdict(rate) | {"ratio": rate.ratio, "of_roofline": rate.ours / rate.roofline} for rate in rates],
-            "agreement": first.agreement(),
+            "agreement": first.agreement(self.effort.steps),
             "growth": first.growth(),
             "matmul_tflops": flops / 1e12,
             "peak_memory_gib": memory,
@@ -150,7 +151,7 @@ class Bench:
     def turns(self, *steps: Step) -> list[float]:
         """Return the seconds a call of each, the sides taking turns; the median over rounds."""
         for step in steps:
-            for _ in range(4):  # enough for whatever is compiled or recorded
+            for _ in range(1 if self.device.type == "cpu" else 4):  # enough for whatever is compiled or recorded
                 step()
         taken: list[list[float]] = [[] for _ in steps]
         for _ in range(self.effort.rounds):
@@ -273,7 +274,7 @@ class _Sides:
         self.bench.backbone.compiled = compiled
         return counter.get_total_flops()
 
-    def agreement(self, steps: int = 20) -> dict[str, float]:
+    def agreement(self, steps: int) -> dict[str, float]:
         """Train ours and the twin from the same start on the same images; return how far apart they come to stand."""
         ours, twin = self.bench.method(2), self.bench.method(2, self.bench.plain)
         start = {name: value.clone() for name, value in ours.state().items()}
