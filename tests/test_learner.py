@@ -493,6 +493,19 @@ def test_a_backbone_may_move(world: World, kept: Path, tmp_path: Path) -> None:
     assert ContinualLearner.load(model).predict(trees(world, "ash")) == expected
 
 
+def test_a_card_that_cannot_be_written_is_told_and_the_model_saved(
+    kept: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = Path(shutil.copytree(kept, tmp_path / "model"))
+    (model / "README.md").unlink()
+    (model / "README.md").mkdir()
+    learner = ContinualLearner.load(model)
+    learner.forget("elm")
+    learner.save(model)
+    assert "its card is not" in caplog.text
+    assert "elm" not in ContinualLearner.load(model).classes
+
+
 def test_two_commands_do_not_make_one_model(world: World, folders: dict[str, Path], tmp_path: Path) -> None:
     work = tmp_path / ".model.learning"
     work.mkdir()

@@ -7,6 +7,7 @@ at which a new model takes the place of the old; whoever reads, or is killed, be
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import shutil
@@ -20,6 +21,7 @@ from dualprompt.files import disk_errors, is_partial, read_json, sha256, write_j
 from dualprompt.training import checkpoint
 from dualprompt.training.checkpoint import State
 
+log = logging.getLogger("dualprompt")
 FORMAT = 1
 MODEL, CARD, LOCK = "model.json", "README.md", ".lock"
 _TENSORS = re.compile(r"weights-[0-9a-f]{16}\.safetensors")
@@ -93,10 +95,10 @@ def write(path: Path, facts: dict[str, Any], state: State, card: str) -> None:
             tensors.unlink(missing_ok=True)
         raise
     shutil.copymode(path / MODEL, tensors)  # safetensors makes files that only their owner may read
-    with contextlib.suppress(
-        DualPromptError
-    ):  # the model is saved; its card is for people, and the next time writes it
+    try:
         write_text(path / CARD, card)
+    except DualPromptError as error:  # its card is for people, and the next save writes it
+        log.warning("the model is saved, but its card is not: %s", error)
     for old in path.iterdir():
         if old != tensors and (_TENSORS.fullmatch(old.name) or is_partial(old)):
             with contextlib.suppress(OSError):  # someone else has removed it, or it stays until the next time
