@@ -67,6 +67,14 @@ def test_a_life(variant: str, world: World, tmp_path: Path) -> None:
     check_commands(out, truth.result(), pictures=", frozen" not in variant)
 
 
+@pytest.mark.parametrize("name", FINE_TUNERS)
+def test_a_backbone_trains_in_bf16(name: str, world: World, tmp_path: Path) -> None:
+    setup, truth = learn(preset_and_options(world, name, {"precision": "bf16"}), tmp_path / "truth")
+    check_result(name, name, truth)
+    check_loaded(setup, truth)
+    assert {p.dtype for p in setup.method.parameters()} == {torch.float32}  # small steps would be lost in bf16
+
+
 def preset_and_options(world: World, name: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return a preset of two tasks of three classes, and what is asked for on top: also augmentation, now and then."""
     small = {name: own | ({"buffer_size": 8} if name in REHEARSE else {}) for name, own in SMALL.items()}

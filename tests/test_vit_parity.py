@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import math
 from pathlib import Path
@@ -200,3 +201,19 @@ def test_gelu_flavour_is_chosen_when_building(tmp_path: Path) -> None:
     exact, tanh = (weights.build(checkpoint, gelu=flavour)(images(24)) for flavour in ("exact", "tanh"))
     assert not torch.equal(exact, tanh)
     torch.testing.assert_close(exact, tanh, atol=0.05, rtol=0.05)
+
+
+def test_weights_rounded_as_one_tensor_are_a_rounded_copy() -> None:
+    backbone = weights.build(weights.read("embedded"), input_size=SIDE).requires_grad_(True)
+    backbone.blocks[3].requires_grad_(False)
+    copied = copy.deepcopy(backbone).bfloat16()
+    found, expected = backbone.computed_in(torch.bfloat16, images()), copied(images().bfloat16())
+    assert torch.equal(found, expected)
+    assert not torch.allclose(found.float(), backbone(images()), atol=1e-4)
+    found.square().sum().backward()
+    expected.square().sum().backward()
+    for weight, other in zip(backbone.parameters(), copied.parameters(), strict=True):
+        assert weight.dtype == torch.float32
+        assert weight.grad is None or (other.grad is not None and torch.equal(weight.grad, other.grad.float()))
+    assert all((weight.grad is None) == (not weight.requires_grad) for weight in backbone.parameters())
+    assert torch.equal(backbone.computed_in(torch.float32, images()), backbone(images()))

@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 
 
 @dataclass(frozen=True)
@@ -247,6 +248,19 @@ class VisionTransformer(nn.Module):
     def forward(self, images: Tensor, prompts: Prompts | None = None) -> Tensor:
         """Map normalised images (batch, 3, side, side) to features (batch, dim)."""
         return self.rest(self.stem(images), 0, prompts)
+
+    def computed_in(self, dtype: torch.dtype, images: Tensor) -> Tensor:
+        """Return features computed with all weights rounded to `dtype`; gradients reach the weights as they are.
+
+        All are rounded as one tensor: autocast, which does it one by one, doubles the kernels of a small step.
+        """
+        if self.cls_token.dtype == dtype:
+            return self(images)
+        names, weights = zip(*self.named_parameters(), strict=True)
+        rounded = torch.cat([weight.flatten() for weight in weights]).to(dtype)
+        parts = rounded.split([weight.numel() for weight in weights])
+        shaped = {name: part.view_as(weight) for name, part, weight in zip(names, parts, weights, strict=True)}
+        return functional_call(self, shaped, (images.to(dtype),))
 
 
 @functools.cache

@@ -120,9 +120,8 @@ def _draw(projector: nn.Module, dim: int, generator: torch.Generator) -> None:
 
 def _similarity(projector: nn.Module, features: Tensor) -> Tensor:
     """Return the cosines between all projected images, (images, images), in fp32."""
-    with torch.autocast(features.device.type, enabled=False):
-        directions = F.normalize(projector(features.float()), dim=1)
-        return directions @ directions.T
+    directions = F.normalize(projector(features.float()), dim=1)
+    return directions @ directions.T
 
 
 def asymmetric_contrast(similarity: Tensor, labels: Tensor, anchors: int, temperature: float) -> Tensor:

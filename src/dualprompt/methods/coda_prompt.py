@@ -75,9 +75,8 @@ class CodaPrompt(Prompted):
         return [torch.cat(list(part), dim=1) for part in self._parts.values()]
 
     def _prompts(self, query: Tensor, prompt: Tensor, key: Tensor, attention: Tensor) -> Prompts:
-        with torch.autocast(query.device.type, enabled=False):
-            weights = component_weights(query, key, attention)
-            mixed = torch.einsum("lbm,lmprd->lbprd", weights, prompt)
+        weights = component_weights(query, key, attention)
+        mixed = torch.einsum("lbm,lmprd->lbprd", weights, prompt)
         return {layer: pre_t(mixed[i], self.config.prefix_at) for i, layer in enumerate(self.config.layers)}
 
     def loss(self, batch: Batch) -> Tensor:

@@ -121,7 +121,7 @@ class EWC(FineTune):
         room = _ON_CPU if device == "cpu" else _ELSEWHERE
         chunk = max(1, min(64, room // sum(parameter.numel() for parameter in protected)))
         # vmap knows attention only in its plain form, and is not meant to have compiled passes inside.
-        with torch.autocast(device, enabled=False), sdpa_kernel(SDPBackend.MATH), set_stance("force_eager"):
+        with sdpa_kernel(SDPBackend.MATH), set_stance("force_eager"):
             for inputs, labels in self._fisher_images(task):
                 choices = self._choices(labels, task.generator)
                 for part, choice in zip(inputs.split(chunk), choices.split(chunk), strict=True):

@@ -31,6 +31,12 @@ class FineTune(FrozenHead):
         assert isinstance(self.config, FineTuneConfig)
         return self.config.train_backbone
 
+    def features(self, batch: Batch) -> Tensor:
+        """Return the features of the batch's own images: known ones where the backbone is frozen."""
+        if not self.trains_backbone:
+            return super().features(batch)
+        return self.backbone.computed_in(self.compute_dtype, batch.images)
+
     def snapshot(self) -> Snapshot:
         """Return a frozen copy of the model as it is now."""
         return Snapshot(self)
@@ -41,7 +47,9 @@ class Snapshot:
 
     def __init__(self, method: FineTune) -> None:
         self.frozen_features = method.features
-        self.backbone = copy.deepcopy(method.backbone).freeze() if method.trains_backbone else None
+        self.backbone = (
+            copy.deepcopy(method.backbone).freeze().to(method.compute_dtype) if method.trains_backbone else None
+        )
         self.head = copy.deepcopy(method.head).requires_grad_(False)
 
     @torch.no_grad()

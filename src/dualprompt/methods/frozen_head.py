@@ -56,9 +56,7 @@ class FrozenHead(Method):
         self.head.grow(task.classes, train_old=not self.masked)
 
     def features(self, batch: Batch) -> Tensor:
-        """Return the features of the batch's own images: known ones where the backbone is frozen."""
-        if self.trains_backbone:
-            return self.backbone(batch.images)
+        """Return the features of the batch's own images, which may be known."""
         if batch.frozen is not None:
             return batch.frozen
         with torch.no_grad():

@@ -66,5 +66,4 @@ class GrowingHead(nn.Module):
 
 def _linear(features: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """A classifier stays in fp32 whatever the backbone computes in."""
-    with torch.autocast(features.device.type, enabled=False):
-        return F.linear(features.float(), weight, bias)
+    return F.linear(features.float(), weight, bias)

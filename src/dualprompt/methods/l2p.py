@@ -60,8 +60,7 @@ class L2P(Prompted):
 
     def pick(self, query: Tensor) -> tuple[Tensor, Tensor]:
         """Return the similarities and the numbers of the N nearest keys, each (batch, N)."""
-        with torch.autocast(query.device.type, enabled=False):
-            return cosine(query, self.key).topk(self.config.top_n, dim=1)
+        return cosine(query, self.key).topk(self.config.top_n, dim=1)
 
     def prompted(self, tokens: Tensor, picked: Tensor) -> Tensor:
         """Return the features that the images have with their picked prompts before the first layer's tokens."""

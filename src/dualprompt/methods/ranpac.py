@@ -63,8 +63,7 @@ class RanPAC(FrozenHead):
         super().begin_task(task)
 
     def _expand(self, features: Tensor) -> Tensor:
-        with torch.autocast(features.device.type, enabled=False):
-            return (features.float() @ self.projection).relu()
+        return (features.float() @ self.projection).relu()
 
     def features(self, batch: Batch) -> Tensor:
         """Return the projected features, (batch, M)."""

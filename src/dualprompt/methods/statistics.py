@@ -236,7 +236,6 @@ class GaussianMatching(nn.Module):
 
     def match(self, query: Tensor) -> tuple[Tensor, Tensor]:
         """Return the task of each query, and the query's cosine with the nearest mean of that task, both (batch,)."""
-        with torch.autocast(query.device.type, enabled=False):
-            task = self.task_of[F.linear(query, self.weight, self.bias).argmax(dim=1)]
+        task = self.task_of[F.linear(query, self.weight, self.bias).argmax(dim=1)]
         others = self.task_of != task[:, None]
         return task, cosine(query, self.directions).masked_fill(others, -1.0).amax(dim=1)

@@ -118,7 +118,7 @@ def _option(label: str, text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals:
         raise DualPromptError(f"--methods: write an option as name:option=value, found '{label}'")
-    return f"method.{key}", value
+    return key if key.startswith("train.") else f"method.{key}", value
 
 
 def _benchmark(preset: str) -> str:

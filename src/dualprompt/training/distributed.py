@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -63,13 +62,6 @@ def compute_dtype(config: RunConfig, device: torch.device) -> torch.dtype:
         capable = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         return torch.bfloat16 if capable else torch.float32
     return torch.bfloat16 if config.precision == "bf16" else torch.float32
-
-
-def precision(method: Method, device: torch.device) -> AbstractContextManager[Any]:
-    """Return the context in which a method computes: autocast where a backbone trains, whose weights stay in fp32."""
-    if method.trains_backbone and method.compute_dtype != torch.float32:
-        return torch.autocast(device.type, method.compute_dtype, cache_enabled=False)
-    return nullcontext()
 
 
 def total(fabric: Fabric, value: Tensor) -> Tensor:

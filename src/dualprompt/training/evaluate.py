@@ -15,7 +15,7 @@ from dualprompt.methods.base import Method, Selection
 from dualprompt.metrics import summarise
 from dualprompt.progress import SILENT, Progress
 from dualprompt.training.checkpoint import of_method, read
-from dualprompt.training.distributed import precision, total
+from dualprompt.training.distributed import total
 from dualprompt.training.feed import Feed
 from dualprompt.training.run import Run
 from dualprompt.training.setup import Setup
@@ -88,8 +88,7 @@ def _judge(
         batch = feed.batch(images, inputs)
         if selection != "oracle":
             batch.task = None
-        with precision(method, feed.fabric.device):
-            prediction = method.predict(batch, selection)
+        prediction = method.predict(batch, selection)
         counts[0] += (prediction.logits.argmax(dim=1) == inputs["labels"]).sum()
         if prediction.selected is not None:
             place = 1 + prediction.selected.clamp(max=len(counts) - 2)

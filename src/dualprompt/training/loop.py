@@ -22,7 +22,7 @@ from dualprompt.progress import SILENT, Bar, Progress
 from dualprompt.seeds import derive
 from dualprompt.training.buffer import Buffer
 from dualprompt.training.checkpoint import BUFFER, Position, State, of_buffer, of_method, restore_optimiser
-from dualprompt.training.distributed import distribute, precision, total
+from dualprompt.training.distributed import distribute, total
 from dualprompt.training.evaluate import evaluate
 from dualprompt.training.feed import Course
 from dualprompt.training.material import material
@@ -99,8 +99,7 @@ class _Loop:
             seconds += time.monotonic() - began
         began = time.monotonic()
         self.method.eval()
-        with precision(self.method, self.fabric.device):
-            self.method.end_task(view)
+        self.method.end_task(view)
         self._offer(task, "after")
         self._judge(task, seconds + time.monotonic() - began, images)
 
@@ -115,8 +114,7 @@ class _Loop:
         self.method.eval()
         feed, notes = self.setup.feed, []
         for inputs in feed.judging(subset, self.method.uses_frozen, shared=False):
-            with precision(self.method, self.fabric.device):
-                note = self.method.note(feed.batch(subset.images, on_device(inputs, self.fabric.device)))
+            note = self.method.note(feed.batch(subset.images, on_device(inputs, self.fabric.device)))
             notes.append(note.float().cpu())
         return torch.cat(notes)
 
@@ -175,8 +173,7 @@ class _Loop:
         def step(inputs: Inputs) -> None:
             weight = inputs.pop("weight")
             work.optimiser.zero_grad(set_to_none=True)
-            with precision(self.method, self.fabric.device):
-                loss = loss_of(work.course.batch(inputs)) * weight
+            loss = loss_of(work.course.batch(inputs)) * weight
             self.fabric.backward(loss)
             if clip is not None:
                 nn.utils.clip_grad_norm_(parameters, clip)
