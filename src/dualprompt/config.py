@@ -265,9 +265,11 @@ def _mapping(preset: str, key: str, value: Any) -> dict[str, Any]:
 def changes_recipe(dotted: str) -> bool:
     """Return whether an override changes what a recipe says, so that a run must not carry its name alone.
 
-    How many images may be kept is a condition of the comparison, as the benchmark is.
+    How many images may be kept is a condition of the comparison, as the benchmark is; how many are judged at a time
+    decides nothing.
     """
-    return dotted.split(".")[0] in ("train", "evaluate", "method") and dotted not in ("method.name", BUFFER_SIZE)
+    same = ("method.name", BUFFER_SIZE, "evaluate.batch_size")
+    return dotted.split(".")[0] in ("train", "evaluate", "method") and dotted not in same
 
 
 def _all_nested(overrides: dict[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from dualprompt import __version__
 from dualprompt.backbones.weights import CheckpointInfo
-from dualprompt.config import RunConfig, parse
+from dualprompt.config import EvaluateConfig, RunConfig, parse
 from dualprompt.data.stream import TaskStream
 from dualprompt.errors import DualPromptError
 from dualprompt.files import digest, disk_errors, read_json, write_json
@@ -57,6 +57,8 @@ class Identity:
 def config_digest(config: RunConfig) -> str:
     """Return the hash of everything in a config that decides the result."""
     values = config.model_dump(mode="json", exclude=CIRCUMSTANCES)
+    if config.method.get("selection") != "batch_vote":  # then it decides nothing how many are judged at a time
+        values["evaluate"]["batch_size"] = EvaluateConfig().batch_size
     for section, fields in ADDED.items():
         values[section] = {k: v for k, v in values[section].items() if k not in fields or v != fields[k]}
     return digest(values)
