@@ -188,6 +188,7 @@ def test_layers_grow_around_the_best_single_ones(positions: tuple[Any, Path], de
     assert tested[0]["options"] == value["chosen"] == winner(g_rows)["options"]
     for name, rows, kind in (("e-spans", e_rows, "e"), ("g-spans", g_rows, "g")):
         drawn = data_of(folder, name)
+        rows.sort(key=lambda row, option=f"method.{kind}_layers": row["options"][option])
         assert [row["layers"] for row in drawn] == [span(row["options"][f"method.{kind}_layers"]) for row in rows]
         assert [float(row["average accuracy A (%)"]) for row in drawn] == [row["average_accuracy"] for row in rows]
 

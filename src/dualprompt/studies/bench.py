@@ -206,7 +206,7 @@ class _Sides:
 
     def trainer(self, method: DualPrompt, known: bool) -> Step:
         """Return one training step of ours, with the frozen features known or not."""
-        optimiser = make_optimiser(method.trainable(), TrainConfig(), device=self.bench.device)
+        optimiser = make_optimiser(method, TrainConfig(), device=self.bench.device)
         labels = self.labels + method.head.first_newest
 
         def step(inputs: Inputs) -> None:
@@ -231,7 +231,7 @@ class _Sides:
 
     def reference_trainer(self, method: DualPrompt) -> Step:
         """Return one training step of the straight-line twin."""
-        optimiser = make_optimiser(method.trainable(), TrainConfig())
+        optimiser = make_optimiser(method, TrainConfig())
         labels = self.labels + method.head.first_newest
 
         def step() -> None:

@@ -83,7 +83,7 @@ def _name(ends: Span) -> str:
 
 def _picture(which: str, rows: Sequence[Row]) -> Lines:
     layers = e_layers if which == "E" else g_layers
-    finished = [row for row in rows if row.results]
+    finished = sorted((row for row in rows if row.results), key=layers)
     means = [row.mean() or 0.0 for row in finished]
     return Lines(
         f"layers of the {which}-Prompt: {judged(rows)}",
@@ -92,6 +92,7 @@ def _picture(which: str, rows: Sequence[Row]) -> Lines:
         [Line("", list(map(float, range(len(finished)))), means)],
         [span(layers(row)) for row in finished],
         mark_best=True,
+        joined=False,
     )
 
 

@@ -34,8 +34,10 @@ def run(lab: Lab) -> Outcome:
     tested, outcome = on_test(lab, chosen.setting, papers)
     theirs = next(row for row in rows if row.setting == papers)
     finished = [row for row in rows if row.results]
+    means = [row.mean() or 0 for row in finished]
     sentence = (
-        f"On validation images {chosen.setting.label} is the best of {len(finished)} (A = {chosen.mean():.2f}); "
+        f"On validation images {chosen.setting.label} is the best of {len(finished)} (A = {chosen.mean():.2f}), "
+        f"which span {max(means) - min(means):.2f} points; "
         f"the paper's {papers.label} "
     )
     if not theirs.results:

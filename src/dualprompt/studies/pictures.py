@@ -118,6 +118,7 @@ class Lines:
     lines: list[Line]
     places: list[str] | None = None  # names of x = 0, 1, 2, …
     mark_best: bool = False
+    joined: bool = True  # False: there is nothing between two places
     whole: bool = True  # x counts something: ticks are the values themselves
     size: ClassVar[tuple[float, float]] = (5.3, 3.4)
     kind: ClassVar[str] = "lines"
@@ -146,7 +147,8 @@ class Lines:
                 if spread is not None:
                     ax.axhspan(y[0] - spread[0], y[0] + spread[0], color=colour, alpha=0.12, linewidth=0)
                 continue
-            ax.plot(line.x, line.y, marker="o", markersize=4, linewidth=1.6, color=colour, label=line.name)
+            width = 1.6 if self.joined else 0
+            ax.plot(line.x, line.y, marker="o", markersize=4, linewidth=width, color=colour, label=line.name)
             if spread is not None:
                 ax.fill_between(line.x, y - spread, y + spread, color=colour, alpha=0.16, linewidth=0)
             if self.mark_best:
@@ -251,7 +253,8 @@ def save(path: Path, *pictures: Picture) -> Path:
             if not isinstance(picture, Points):
                 ax.set_xlabel(picture.x, parse_math=False)
                 ax.set_ylabel(picture.y, parse_math=False)
-            title = textwrap.fill(picture.title, int(12 * picture.size[0]))
+            room = 7 if isinstance(picture, Points) else 12  # letters an inch; beside points stands a legend
+            title = textwrap.fill(picture.title, int(room * picture.size[0]))
             ax.set_title(title, fontsize=10, parse_math=False)
         form = path.suffix.removeprefix(".")
         with atomic(path) as partial:
