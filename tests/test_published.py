@@ -2,14 +2,19 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dualprompt.config import RunConfig, compose
+from dualprompt.studies import main_table
+from dualprompt.studies.study import HELD_OUT, Lab
 from dualprompt.training import group
 from dualprompt.training.run import config_digest
 
-PUBLISHED = Path(__file__).parent.parent / "docs" / "results" / "core-2026-11-15.json"
+RESULTS = Path(__file__).parent.parent / "docs" / "results"
+PUBLISHED = RESULTS / "core-2026-11-15.json"
+STUDIES = json.loads((RESULTS / "studies-2026-11-15.json").read_text())
 
 
 @pytest.mark.parametrize("entry", json.loads(PUBLISHED.read_text()), ids=lambda entry: entry["name"])
@@ -19,3 +24,31 @@ def test_the_published_config_is_what_the_command_runs(entry):
     resolved = group.plan([config], baseline=False)[0].config
     assert config_digest(resolved) == entry["identity"]["config"]
     assert config_digest(RunConfig.model_validate(entry["config"])) == entry["identity"]["config"]
+
+
+def check_runs(config: RunConfig, runs: list[dict[str, Any]]) -> None:
+    for run in runs:
+        seeded = config.model_copy(update={"seed": run["seed"]})
+        assert config_digest(group.plan([seeded], baseline=False)[0].config) == run["identity"]["config"]
+        last = run["accuracy_matrix"][-1]
+        assert sum(last) / len(last) == pytest.approx(run["average_accuracy"])
+
+
+@pytest.mark.parametrize("name", STUDIES["studies"])
+def test_the_published_studies_are_what_the_commands_run(name):
+    study = STUDIES["studies"][name]
+    lab = Lab(STUDIES["preset"], None, study["overrides"], 1, None, Path(), lambda _: [])
+    whole = {"benchmark.validation": 0.0, "benchmark.evaluate_on": "test"}
+    for row in study["rows"]:
+        judged = HELD_OUT if row["judged_on"] == "validation" else whole
+        check_runs(lab.config(row["options"] | judged), row["runs"])
+
+
+def test_the_published_table_is_what_the_command_runs():
+    rows = STUDIES["table"]["rows"]
+    labels = [row["label"] for row in rows]
+    lines = main_table.lines(STUDIES["preset"], None, labels, [], {"backbone.name": "embedded"})
+    assert [line.label for line in lines] == labels
+    for line, row in zip(lines, rows, strict=True):
+        assert [run["seed"] for run in row["runs"]] == [0, 1, 2]
+        check_runs(line.config, row["runs"])
