@@ -34,7 +34,7 @@ def test_fast_and_straight_line_prompts_agree_after_an_epoch():
     labels = fast.head.first_newest + torch.arange(30) % 3
     with torch.no_grad():
         known = fast.backbone(images)
-    optimisers = [make_optimiser(method.trainable(), TrainConfig()) for method in (fast, slow)]
+    optimisers = [make_optimiser(method, TrainConfig()) for method in (fast, slow)]
     before = {name: value.clone() for name, value in fast.state().items()}
     for start in range(0, 30, 8):
         rows = slice(start, start + 8)

@@ -152,7 +152,7 @@ def learn(method: DualPrompt, feed: Feed, subset: Subset, index: int, epochs: in
     """Train one task as the loop does."""
     view = task_view(index, classes, feed.features(subset))
     method.begin_task(view)
-    optimiser = make_optimiser(method.trainable(), feed.config.train)
+    optimiser = make_optimiser(method, feed.config.train)
     for epoch in range(epochs):
         course = feed.course(subset, index, Phase())
         for share in course.epoch(epoch):
@@ -385,7 +385,7 @@ def test_a_mean_key_replaces_what_a_prediction_had_remembered() -> None:
 def test_prediction_follows_every_training_step() -> None:
     method = random_dualprompt(tasks=2)
     images, labels = random_images(6), torch.tensor([3, 4, 5, 3, 4, 5])
-    optimiser = make_optimiser(method.trainable(), RunConfig.model_validate({"benchmark": {"dataset": "x"}}).train)
+    optimiser = make_optimiser(method, RunConfig.model_validate({"benchmark": {"dataset": "x"}}).train)
     for _ in range(3):
         seen = method.predict(batch_of(images)).logits
         method.loss(batch_of(images, labels)).backward()

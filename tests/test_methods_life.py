@@ -33,6 +33,8 @@ REHEARSE = ["bic", "co2l", "der++", "er", "gdumb"]
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in METHODS.names()},
     **{f"{name}, frozen": (name, {"method.train_backbone": False}) for name in FINE_TUNERS},
+    "bic, two rates": ("bic", {"method.head_lr": 0.02, "train.schedule": "cosine"}),
+    "ft-seq, two rates": ("ft-seq", {"method.head_lr": 0.02, "train.schedule": "cosine"}),
     "dualprompt, ridge": ("dualprompt", {"method.head": "ridge"}),
     "dualprompt, Gaussians": ("dualprompt", {"method.head": "gaussian"}),
     "dualprompt, several keys": ("dualprompt", {"method.matching": "keys"}),

@@ -174,7 +174,7 @@ def test_prompts_after_several_adam_steps(how: str) -> None:
     reference = Reference(method, how)
     before = {name: value.clone() for name, value in method.state().items()}
     trainable = method.trainable()
-    optimiser = make_optimiser(trainable, TrainConfig(lr=0.01, betas=(0.8, 0.95)))
+    optimiser = make_optimiser(method, TrainConfig(lr=0.01, betas=(0.8, 0.95)))
     first = {name: torch.zeros_like(value) for name, value in reference.trained.items()}
     second = {name: torch.zeros_like(value) for name, value in reference.trained.items()}
     for step in range(1, 6):

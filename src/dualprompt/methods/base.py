@@ -219,6 +219,10 @@ class Method(nn.Module, ABC):
         """Return what the optimiser of the current task updates, by name."""
         return {name: p for name, p in self.named_parameters() if p.requires_grad}
 
+    def own_lr(self, name: str) -> float | None:
+        """Return the learning rate of a parameter where it is not the phase's; the schedule scales both."""
+        return None
+
     def state(self) -> dict[str, Tensor]:
         """Return everything that learning has made, by name: all parameters and buffers but a frozen backbone's."""
         mine = self.state_dict().items()

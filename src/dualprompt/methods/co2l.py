@@ -28,7 +28,9 @@ class Co2LConfig(RehearsalConfig):
     distillation_weight: float = Field(default=1.0, ge=0, description="weight of the relation distillation")
     projection: int = Field(default=128, ge=1, description="dimensions that images are compared in")
     head_epochs: int | None = Field(default=None, ge=1, description="epochs of the linear head (default: the recipe's)")
-    head_lr: float = Field(default=0.005, gt=0, description="learning rate of the linear head")
+    head_lr: float | None = Field(
+        default=0.005, gt=0, description="learning rate of the linear head (null: that of the backbone)"
+    )
 
 
 @METHODS.register("co2l")
@@ -59,10 +61,9 @@ class Co2L(Rehearsal):
 
     def phases(self, task: TaskView) -> Sequence[Phase]:
         """Return the features' phase, in two views, and the head's."""
-        lr, epochs = self.config.head_lr, self.config.head_epochs
         return (
             Phase(replay=1, views=2, augment="random_resized_crop"),
-            Phase(name=HEAD, data="task+buffer", balanced=True, epochs=epochs, lr=lr),
+            Phase(name=HEAD, data="task+buffer", balanced=True, epochs=self.config.head_epochs),
         )
 
     def begin_phase(self, phase: Phase, task: TaskView) -> None:

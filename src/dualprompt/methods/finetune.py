@@ -20,6 +20,10 @@ class FineTuneConfig(MethodConfig):
     name: str = "ft-seq"
     training_logits: Literal["masked", "unmasked"] = "unmasked"
     train_backbone: bool = Field(default=True, description="train every weight, or only the head")
+    # A head that starts at zero has far to go, a pre-trained backbone must not go far.
+    head_lr: float | None = Field(
+        default=None, gt=0, description="learning rate of the head (default: that of the backbone)"
+    )
 
 
 class FineTune(FrozenHead):
@@ -30,6 +34,11 @@ class FineTune(FrozenHead):
         """As configured."""
         assert isinstance(self.config, FineTuneConfig)
         return self.config.train_backbone
+
+    def own_lr(self, name: str) -> float | None:
+        """The head has a rate of its own, if one is configured."""
+        assert isinstance(self.config, FineTuneConfig)
+        return self.config.head_lr if name.startswith("head.") else None
 
     def features(self, batch: Batch) -> Tensor:
         """Return the features of the batch's own images: known ones where the backbone is frozen."""

@@ -126,11 +126,11 @@ class Checkpoints:
         state: State,
         before: State,
         optimiser: Optimizer,
-        names: list[str],
         loss: Tensor,
     ) -> None:
         """Keep the work in progress: what the current task changed, the optimiser, and the position."""
         tensors = {f"method/{name}": value for name, value in changed(state, before).items()}
+        names = _names(optimiser)
         for index, values in optimiser.state_dict()["state"].items():
             tensors.update({f"optimiser/{names[index]}/{key}": value for key, value in values.items()})
         tensors["loss"] = loss
@@ -160,8 +160,14 @@ def _below(prefix: str, tensors: State) -> State:
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
-def restore_optimiser(optimiser: Optimizer, names: list[str], saved: State) -> None:
+def _names(optimiser: Optimizer) -> list[str]:
+    """Return the parameters' names in the order that the optimiser counts them in: group after group."""
+    return [name for group in optimiser.param_groups for name in group["param_names"]]
+
+
+def restore_optimiser(optimiser: Optimizer, saved: State) -> None:
     """Give an optimiser the state that `save_progress` kept."""
+    names = _names(optimiser)
     state: dict[int, dict[str, Tensor]] = {}
     for name, value in saved.items():
         parameter, _, key = name.rpartition("/")

@@ -16,7 +16,7 @@ from torch import nn
 from dualprompt.config import TrainConfig
 from dualprompt.data.stream import Subset, Task
 from dualprompt.errors import DualPromptError, InterruptedRunError
-from dualprompt.methods.base import Batch, Phase, TaskView
+from dualprompt.methods.base import Batch, Method, Phase, TaskView
 from dualprompt.metrics import summarise
 from dualprompt.progress import SILENT, Bar, Progress
 from dualprompt.seeds import derive
@@ -144,16 +144,15 @@ class _Loop:
             self.method.load_state(of_method(self.before) | self._on_device(self.resumed.method))
             for name, parameter in self.method.named_parameters():
                 parameter.requires_grad_(name in trained)
-        trainable = self.method.trainable()
-        optimiser = make_optimiser(trainable, self.config.train, phase.lr, self.fabric.device)
+        optimiser = make_optimiser(self.method, self.config.train, phase.lr, self.fabric.device)
         if self.resumed:
-            restore_optimiser(optimiser, list(trainable), self.resumed.optimiser)
+            restore_optimiser(optimiser, self.resumed.optimiser)
         self.resumed = None
         held = self.buffer.as_subset() if self.buffer is not None else None
         seen = self.setup.stream.tasks[: task.index + 1]
         subset = material(self.method, phase, seen, held, self.config.seed)
         course = self.setup.feed.course(subset, task.index, phase, number, held, self.method.uses_frozen)
-        work = _Work(phase, number, phase.epochs or self.config.train.epochs, course, trainable, optimiser)
+        work = _Work(phase, number, phase.epochs or self.config.train.epochs, course, optimiser)
         steps = Steps(self._step(work), self.fabric, self.config.train.batch_size, self.method.capturable)
         last = self.setup.stream.tasks[-1].index
         label = f"task {task.index + 1}/{last + 1} {task.name}{'' if alone else f', {phase.name}'}"
@@ -168,7 +167,7 @@ class _Loop:
     def _step(self, work: _Work) -> Callable[[Inputs], None]:
         """Return one training step, which only queues work on the device."""
         loss_of = distribute(self.fabric, self.method)
-        clip, parameters = self.config.train.clip, list(work.trainable.values())
+        clip, parameters = self.config.train.clip, list(self.method.trainable().values())
 
         def step(inputs: Inputs) -> None:
             weight = inputs.pop("weight")
@@ -187,7 +186,7 @@ class _Loop:
         images, count = 0, work.course.steps
         start = self.position.step if epoch == self.position.epoch else 0
         for step, share in enumerate(work.course.epoch(epoch, start), start=start):
-            work.set_rate(self.config.train, (epoch * count + step) / (work.epochs * count))
+            set_rates(work.optimiser, self.config.train, (epoch * count + step) / (work.epochs * count))
             steps(share.inputs | {"weight": torch.tensor(share.weight)})
             images += share.images
             bar.advance(share.images * self.fabric.world_size)
@@ -267,9 +266,7 @@ class _Loop:
             return
         self.position = replace(self.position, log_bytes=self.run.log_bytes())
         # The buffer changes between phases only, and in a way that the run repeats when it is resumed.
-        self.run.checkpoints.save_progress(
-            self.position, self.method.state(), self.before, work.optimiser, list(work.trainable), self.loss
-        )
+        self.run.checkpoints.save_progress(self.position, self.method.state(), self.before, work.optimiser, self.loss)
 
     def _stop_asked(self) -> bool:
         """Return whether any process was asked to stop; all must leave at the same step."""
@@ -323,45 +320,43 @@ class _Work:
     number: int
     epochs: int
     course: Course
-    trainable: dict[str, nn.Parameter]
     optimiser: torch.optim.Optimizer
-
-    def set_rate(self, config: TrainConfig, done: float) -> None:
-        """Set the learning rate for a step, `done` of the phase being behind it."""
-        if config.schedule == "constant":
-            return
-        rate = _start_rate(config, self.phase.lr) * (1 + math.cos(math.pi * done)) / 2
-        for group in self.optimiser.param_groups:
-            if isinstance(group["lr"], torch.Tensor):
-                group["lr"].fill_(rate)
-            else:
-                group["lr"] = rate
-
-
-def _start_rate(config: TrainConfig, lr: float | None) -> float:
-    return config.effective_lr if lr is None else lr
 
 
 def make_optimiser(
-    trainable: dict[str, nn.Parameter],
-    config: TrainConfig,
-    lr: float | None = None,
-    device: torch.device | None = None,
+    method: Method, config: TrainConfig, lr: float | None = None, device: torch.device | None = None
 ) -> torch.optim.Optimizer:
     """Return a fresh optimiser; each phase has its own, so that no momentum of old tasks moves new ones.
 
-    `lr` is the phase's own learning rate, if it has one.
+    `lr` is the phase's own learning rate, if it has one. Parameters that start at the same rate make a group.
     """
-    parameters, start = list(trainable.values()), _start_rate(config, lr)
+    start = config.effective_lr if lr is None else lr
+    alike: dict[float, list[tuple[str, nn.Parameter]]] = {}
+    for name, parameter in method.trainable().items():
+        own = method.own_lr(name)
+        alike.setdefault(start if own is None else own, []).append((name, parameter))
     on_gpu = device is not None and device.type == "cuda"
-    # On a GPU the learning rate and the step count live there, so that a recorded step can read them.
-    rate = torch.tensor(start, device=device) if on_gpu else start
+    groups: list[dict[str, Any]] = [
+        # On a GPU the learning rate and the step count live there, so that a recorded step can read them.
+        {"params": named, "lr": torch.tensor(rate, device=device) if on_gpu else rate, "initial_lr": rate}
+        for rate, named in alike.items()
+    ]
     if config.optimiser == "sgd":
-        return torch.optim.SGD(parameters, lr=rate, momentum=0.9, weight_decay=config.weight_decay, fused=on_gpu)
+        return torch.optim.SGD(groups, momentum=0.9, weight_decay=config.weight_decay, fused=on_gpu)
     kind = torch.optim.AdamW if config.weight_decay else torch.optim.Adam
-    return kind(
-        parameters, lr=rate, betas=config.betas, weight_decay=config.weight_decay, fused=on_gpu, capturable=on_gpu
-    )
+    return kind(groups, betas=config.betas, weight_decay=config.weight_decay, fused=on_gpu, capturable=on_gpu)
+
+
+def set_rates(optimiser: torch.optim.Optimizer, config: TrainConfig, done: float) -> None:
+    """Set the learning rates for a step, `done` of the phase being behind it."""
+    if config.schedule == "constant":
+        return
+    for group in optimiser.param_groups:
+        rate = group["initial_lr"] * (1 + math.cos(math.pi * done)) / 2
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(rate)  # in place: a recorded step reads this tensor
+        else:
+            group["lr"] = rate
 
 
 def _sentence(task: Task, accuracy: list[float], matching: list[float]) -> str:

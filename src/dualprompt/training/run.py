@@ -29,6 +29,7 @@ CIRCUMSTANCES = {"device", "devices", "nodes", "checkpoint", "compile", "track"}
 ADDED: dict[str, dict[str, Any]] = {
     "train": {"optimiser": "adam", "schedule": "constant", "weight_decay": 0.0},
     "method": {
+        "head_lr": None,
         "head": "linear",
         "matching": "key",
         "ridge_strength": None,

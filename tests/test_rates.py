@@ -1,0 +1,168 @@
+"""Learning rates: a head that has one of its own keeps to it, through the schedule and a resumption."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from dualprompt.config import TrainConfig
+from dualprompt.errors import DualPromptError
+from dualprompt.methods.base import METHODS, Batch, Method, method_config
+from dualprompt.methods.finetune import FineTuneConfig, FineTuneSequential
+from dualprompt.training.checkpoint import Checkpoints, Position, restore_optimiser
+from dualprompt.training.loop import make_optimiser, set_rates
+from dualprompt.training.run import ADDED
+from helpers import random_images, task_view, tiny_vit
+
+FINE_TUNERS = [name for name in METHODS.names() if issubclass(METHODS[name].Config, FineTuneConfig)]
+STEPS = 6
+
+
+def begun(name: str = "ft-seq", phase: int = 0, **options: Any) -> Method:
+    """A method in a phase of its second task."""
+    method = METHODS[name](method_config({"name": name, **options}), tiny_vit())
+    for index in range(2):
+        method.begin_task(task_view(index))
+    view = task_view(1)
+    method.begin_phase(method.phases(view)[phase], view)
+    return method
+
+
+def gradients(method: Method, step: int) -> None:
+    """Give every trained parameter the gradient of a batch of random images."""
+    images = random_images(6, seed=step)
+    method.zero_grad()
+    method.loss(Batch(lambda: images, torch.arange(6))).backward()
+
+
+def by_hand(parameters: list[nn.Parameter], config: TrainConfig, lr: float) -> torch.optim.Optimizer:
+    if config.optimiser == "sgd":
+        return torch.optim.SGD(parameters, lr=lr, momentum=0.9, weight_decay=config.weight_decay)
+    if config.weight_decay:
+        return torch.optim.AdamW(parameters, lr=lr, betas=config.betas, weight_decay=config.weight_decay)
+    return torch.optim.Adam(parameters, lr=lr, betas=config.betas)
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+@pytest.mark.parametrize("kind", [{}, {"weight_decay": 0.1}, {"optimiser": "sgd", "weight_decay": 0.1}])
+@pytest.mark.parametrize("phase_lr", [None, 3e-4])
+def test_head_and_backbone_step_at_their_own_rates(schedule: str, kind: dict[str, Any], phase_lr: float | None) -> None:
+    config = TrainConfig.model_validate({"lr": 1e-3, "batch_size": 128, "lr_scale": "batch/256", **kind})
+    config = config.model_copy(update={"schedule": schedule})
+    ours, twin = begun(head_lr=0.02), begun(head_lr=0.02)
+    optimiser = make_optimiser(ours, config, phase_lr)
+    rates = {"backbone": 5e-4 if phase_lr is None else phase_lr, "head": 0.02}
+    twins = [(by_hand(list(getattr(twin, part).parameters()), config, lr), lr) for part, lr in rates.items()]
+    for step in range(STEPS):
+        set_rates(optimiser, config, step / STEPS)
+        gradients(ours, step)
+        optimiser.step()
+        gradients(twin, step)
+        for each, lr in twins:
+            if schedule == "cosine":
+                each.param_groups[0]["lr"] = lr * (1 + math.cos(math.pi * step / STEPS)) / 2
+            each.step()
+    moved = {name: value for name, value in begun().state().items() if not torch.equal(value, ours.state()[name])}
+    assert moved.keys() == ours.trainable().keys(), "a step that moves nothing shows nothing"
+    for name, value in twin.state().items():
+        assert torch.equal(ours.state()[name], value), name
+
+
+@pytest.mark.parametrize("name", FINE_TUNERS)
+def test_every_fine_tuner_has_a_rate_for_its_head(name: str) -> None:
+    phase = 1 if name == "co2l" else 0  # its head has a phase to itself
+    rates = {"backbone": 1e-4, "head": 0.02}
+    for options in ({}, {"train_backbone": False}):
+        method = begun(name, phase, head_lr=0.02, **options)
+        found = rates_of(make_optimiser(method, TrainConfig(lr=1e-4)))
+        assert any(part.startswith("head.") for part in found)
+        assert found == {part: rates[part.split(".")[0]] for part in method.trainable()}
+    # Without it there is one rate, and one group: what was run before the option existed comes out the same.
+    method = begun(name, phase, head_lr=None)
+    (group,) = make_optimiser(method, TrainConfig(lr=1e-4)).param_groups
+    assert (group["lr"], group["param_names"]) == (1e-4, list(method.trainable()))
+    assert ADDED["method"]["head_lr"] is None
+
+
+def rates_of(optimiser: torch.optim.Optimizer) -> dict[str, float]:
+    return {name: group["lr"] for group in optimiser.param_groups for name in group["param_names"]}
+
+
+def test_only_the_head_has_the_heads_rate() -> None:
+    correction = begun("bic", phase=1, head_lr=0.02)
+    assert rates_of(make_optimiser(correction, TrainConfig(), 0.01)) == {"correction.1": 0.01}
+    features = begun("co2l", phase=0)  # backbone and projector
+    assert set(rates_of(make_optimiser(features, TrainConfig(lr=1e-4))).values()) == {1e-4}
+
+
+class Scattered(FineTuneSequential):
+    """Every third parameter is fast, so that groups do not follow the order of the parameters."""
+
+    def own_lr(self, name: str) -> float | None:
+        """Return a rate by the name's place."""
+        return 0.01 if [each for each, _ in self.named_parameters()].index(name) % 3 == 1 else None
+
+
+def test_an_optimiser_in_groups_goes_on_where_it_was_saved(tmp_path: Path) -> None:
+    config = TrainConfig(lr=1e-3, schedule="cosine")
+
+    def steps(method: Method, optimiser: torch.optim.Optimizer, first: int, last: int) -> None:
+        for step in range(first, last):
+            set_rates(optimiser, config, step / STEPS)
+            gradients(method, step)
+            optimiser.step()
+
+    def fresh() -> Method:
+        method = Scattered(FineTuneConfig(), tiny_vit())
+        for index in range(2):
+            method.begin_task(task_view(index))
+        return method
+
+    truth = fresh()
+    steps(truth, make_optimiser(truth, config), 0, STEPS)
+
+    stopped = fresh()
+    optimiser = make_optimiser(stopped, config)
+    assert [name for group in optimiser.param_groups for name in group["param_names"]] != list(stopped.trainable())
+    steps(stopped, optimiser, 0, 3)
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save_progress(Position(), stopped.state(), {}, optimiser, torch.zeros(()))
+
+    _, work = checkpoints.last()
+    assert work is not None
+    resumed = fresh()
+    resumed.load_state(work.method)
+    optimiser = make_optimiser(resumed, config)
+    restore_optimiser(optimiser, work.optimiser)
+    steps(resumed, optimiser, 3, STEPS)
+    for name, value in truth.state().items():
+        assert torch.equal(resumed.state()[name], value), name
+
+
+@pytest.mark.parametrize("kind", ["adam", "sgd"])
+def test_on_a_gpu_each_group_has_a_rate_that_a_recorded_step_can_read(kind: str) -> None:
+    config = TrainConfig.model_validate({"lr": 1e-3, "schedule": "cosine", "optimiser": kind})
+    device = torch.device("cuda")
+    with FakeTensorMode():  # shapes and devices without a GPU
+        method = begun(head_lr=0.02)
+        for parameter in method.parameters():
+            parameter.data = torch.empty_like(parameter, device=device)
+        optimiser = make_optimiser(method, config, device=device)
+        rates = [group["lr"] for group in optimiser.param_groups]
+        assert all(isinstance(rate, torch.Tensor) and rate.device.type == "cuda" for rate in rates)
+        assert len({id(rate) for rate in rates}) == 2
+        set_rates(optimiser, config, 0.5)
+        assert all(group["lr"] is rate for group, rate in zip(optimiser.param_groups, rates, strict=True))
+
+
+@pytest.mark.parametrize("name", FINE_TUNERS)
+@pytest.mark.parametrize("value", [0, -0.01])
+def test_a_rate_must_be_above_zero(name: str, value: float) -> None:
+    with pytest.raises(DualPromptError, match=r"'method\.head_lr'.*greater than 0"):
+        method_config({"name": name, "head_lr": value})
