@@ -136,6 +136,8 @@ def test_an_optimiser_in_groups_goes_on_where_it_was_saved(tmp_path: Path) -> No
 
     _, work = checkpoints.last()
     assert work is not None
+    for name, parameter in stopped.trainable().items():
+        assert torch.equal(work.optimiser[f"{name}/exp_avg"], optimiser.state[parameter]["exp_avg"]), name
     resumed = fresh()
     resumed.load_state(work.method)
     optimiser = make_optimiser(resumed, config)
