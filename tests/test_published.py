@@ -52,3 +52,13 @@ def test_the_published_table_is_what_the_command_runs():
     for line, row in zip(lines, rows, strict=True):
         assert [run["seed"] for run in row["runs"]] == [0, 1, 2]
         check_runs(line.config, row["runs"])
+
+
+def test_a_run_is_the_same_however_many_images_are_judged_at_a_time():
+    plain, larger = (compose("mini", None, more) for more in ({}, {"evaluate.batch_size": 500}))
+    assert larger.evaluate.batch_size == 500
+    assert larger.train.recipe == plain.train.recipe == "paper"
+    assert config_digest(larger) == config_digest(plain)
+    vote = {"method.selection": "batch_vote"}  # a vote over a batch does depend on it
+    plain, larger = (compose("mini", None, vote | more) for more in ({}, {"evaluate.batch_size": 500}))
+    assert config_digest(larger) != config_digest(plain)
