@@ -23,7 +23,7 @@ class ER(Rehearsal):
 
     Config = ERConfig
     summary = "fine-tuning on new images and as many from a reservoir buffer"
-    grid: ClassVar[Grid] = {"train.lr": (5e-5, 2e-4, 2e-5, 1e-3)}
+    grid: ClassVar[Grid] = {"train.lr": (5e-5, 2e-4), "method.head_lr": (0.005, 0.001)}
     config: ERConfig
 
     def phases(self, task: TaskView) -> Sequence[Phase]:

@@ -88,4 +88,4 @@ class FineTuneSequential(FineTune):
 
     Config = FineTuneConfig
     summary = "fine-tunes everything, task after task: the lower bound"
-    grid: ClassVar[Grid] = {"train.lr": (5e-5, 2e-4, 2e-5, 1e-3)}
+    grid: ClassVar[Grid] = {"train.lr": (5e-5, 2e-4), "method.head_lr": (0.005, 0.001)}

@@ -35,7 +35,7 @@ class UpperBound(FineTune):
 
     Config = UpperBoundConfig
     summary = "joint training on all tasks seen so far: the upper bound"
-    grid: ClassVar[Grid] = {"train.lr": (5e-5, 2e-4, 2e-5, 1e-3)}
+    grid: ClassVar[Grid] = {"train.lr": (5e-5, 2e-4), "method.head_lr": (0.005, 0.001)}
     joint = True
 
     def __init__(self, config: MethodConfig, backbone: VisionTransformer) -> None:
