@@ -75,7 +75,15 @@ def start(*arguments: object) -> subprocess.Popen[str]:
     """Start the installed command."""
     words = [COMMAND, *map(str, arguments)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    return subprocess.Popen(
+        words,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        # Tests that were started in the background ignore it, and so would the command.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
 
 
 def until(found: Callable[[], Any], command: subprocess.Popen[str]) -> Any:
