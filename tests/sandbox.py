@@ -14,7 +14,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from dataclasses import asdict, dataclass
+from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,9 @@ PRELOADED = [
     "matplotlib.figure",
     "matplotlib.backends.backend_agg",
 ]
+# An exit code can be read once. Starting a process also asks after all others, so without this lock two threads may
+# read one process's code at a time; Python then takes 255 for the second's.
+READING = threading.Lock()
 COMMAND = str(Path(sys.executable).with_name("dualprompt"))
 
 
@@ -170,13 +175,24 @@ class Life:
     process: ForkServerProcess
     log: Path
 
+    @property
+    def code(self) -> int | None:
+        """Its exit code, negative for a signal; None while it runs."""
+        with READING:
+            return self.process.exitcode
+
+    def wait(self, seconds: float) -> None:
+        """Wait until it ends, but not longer than this."""
+        wait([self.process.sentinel], seconds)
+
     def end(self, timeout: float = 60) -> int:
-        """Wait until it ends; return its exit code, negative for a signal."""
-        self.process.join(timeout)
-        if self.process.exitcode is None:
+        """Wait until it ends; return its exit code."""
+        self.wait(timeout)
+        code = self.code
+        if code is None:
             self.process.kill()
             raise AssertionError(f"the command hangs: {self.text}")
-        return self.process.exitcode
+        return code
 
     @property
     def changes(self) -> list[str]:
@@ -205,7 +221,8 @@ def start(
     context.set_forkserver_preload(PRELOADED)
     words = [str(argument) for argument in arguments]
     process = context.Process(target=_live, args=(words, str(log), str(watch), at, by))
-    process.start()
+    with READING:
+        process.start()
     return Life(process, log)
 
 

@@ -103,7 +103,7 @@ def in_second_task(world: World, tmp_path: Path) -> tuple[Path, Life, int]:
     life = start(tmp_path / "log", "run", world.preset, "--out", out, "--devices", 2, *OPTIONS)
     deadline = time.monotonic() + 60
     while not (out / "checkpoints" / "task-0001.safetensors").exists():
-        assert life.process.exitcode is None, life.text
+        assert life.code is None, life.text
         assert time.monotonic() < deadline, life.text
         time.sleep(0.001)
     assert life.process.pid

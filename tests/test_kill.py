@@ -55,7 +55,7 @@ def survive(out: Path, log: Path, beginning: list[object], deaths: list[dict[str
         begun = (out / "group.json").is_file()
         life = start(log, *(["resume", out] if begun else beginning), watch=out, at=change)
         if seconds is not None:
-            life.process.join(seconds)
+            life.wait(seconds)
             life.process.kill()
         code = life.end()
         assert code in (0, -signal.SIGKILL), f"{deaths}: {life.text}"
@@ -138,7 +138,7 @@ def test_asked_to_stop(
 def wait_for(path: Path, life: Life) -> None:
     deadline = time.monotonic() + 30
     while not path.exists():
-        assert life.process.exitcode is None, life.text
+        assert life.code is None, life.text
         assert time.monotonic() < deadline, f"{path} does not appear: {life.text}"
         time.sleep(0.001)
 
