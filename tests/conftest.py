@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from sandbox import World, make_world
+
+# Sums depend on how threads cut them, and many tests compare bits with a process of one thread; for models this small,
+# threads of several test processes would only wait for each other.
+torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -16,7 +16,6 @@ from dualprompt.methods.base import Batch, Method, TaskView
 from dualprompt.methods.dualprompt import DualPrompt, DualPromptConfig
 
 SIDE = 16
-torch.set_num_threads(1)  # for models this small, threads of several test processes only wait for each other
 
 
 def seeded(seed: int) -> torch.Generator:

@@ -207,6 +207,38 @@ def test_a_damaged_checkpoint_is_named_and_can_be_deleted(
     assert remains(killed) == undisturbed["plain"].remains
 
 
+def test_a_run_that_goes_on_is_left_alone(world: World, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    life = start(tmp_path / "log", "run", world.preset, "--out", out, "--train.epochs", "5000", *ALWAYS)
+    wait_for(out / "checkpoints" / "progress.safetensors", life)
+    before = (out / "manifest.json").read_bytes()
+    for words in (("resume", out), ("run", world.preset, "--out", out)):
+        other = start(tmp_path / "other", *words)
+        assert other.end() == 2
+        assert "Traceback" not in other.text
+    refused, filled = other.text.splitlines()
+    asked = f"another process is working on {out}; wait until that one ends, or stop it first"
+    assert refused == f"dualprompt: error: {asked}"
+    assert f"{out} holds a run" in filled
+    assert life.code is None
+    assert (out / "manifest.json").read_bytes() == before
+    life.process.kill()
+    life.end()
+    again = start(tmp_path / "again", "resume", out, watch=out, at="open metrics.jsonl")  # nobody holds it any more
+    assert again.end() == -signal.SIGKILL, again.text
+
+
+def test_a_member_of_a_group_that_goes_on_is_left_alone(world: World, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    life = start(tmp_path / "log", "run", world.preset, "--out", out, "--seeds", "2", "--train.epochs", "5000", *ALWAYS)
+    wait_for(out / "seed-0" / "checkpoints" / "progress.safetensors", life)
+    other = start(tmp_path / "other", "resume", out / "seed-0")
+    assert other.end() == 2
+    assert f"another process is working on {out / 'seed-0'}; wait" in other.text
+    life.process.kill()
+    life.end()
+
+
 def test_half_written_files_are_ignored(killed: Path, undisturbed: dict[str, Undisturbed], tmp_path: Path) -> None:
     stale = [killed / f".{name}.123.partial" for name in ("result.json", "group.json", "comparison.png")]
     stale.append(killed / "checkpoints" / ".progress.safetensors.123.partial")

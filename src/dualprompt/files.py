@@ -7,11 +7,15 @@ import errno
 import hashlib
 import json
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from dualprompt.errors import DualPromptError
+
+LOCK = ".lock"
+INHERITED = "DUALPROMPT_LOCK"  # names the open lock file that a process was given by the one that started it
 
 
 @contextlib.contextmanager
@@ -55,6 +59,48 @@ def disk_errors(path: Path) -> Iterator[None]:
             ) from error
         reason = error.strerror or str(error)
         raise DualPromptError(f"{path} cannot be written ({reason}); {remedy}") from error
+
+
+@contextlib.contextmanager
+def held(folder: Path, busy: str, seconds: float = 0.0) -> Iterator[int]:
+    """Hold a folder against all other processes that would change it; yield the file whose lock says so.
+
+    Waits so many seconds for whoever holds it, then raises an error that says `busy`. The lock goes with the last
+    process that has the file open, however that one ends. A process that was given the file holds the folder as well.
+    """
+    with disk_errors(folder):
+        lock = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR, 0o600)
+    try:
+        until = time.monotonic() + seconds
+        while not (_given(lock) or _locked(lock)):
+            if time.monotonic() >= until:
+                raise DualPromptError(busy)
+            time.sleep(0.05)
+        yield lock
+    finally:
+        os.close(lock)
+
+
+def _given(lock: int) -> bool:
+    given = os.environ.get(INHERITED, "")
+    try:
+        return given.isdigit() and os.path.sameopenfile(int(given), lock)
+    except OSError:  # it is not open here
+        return False
+
+
+def _locked(lock: int) -> bool:
+    if os.name != "posix":
+        return True
+    import fcntl
+
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a network's file system that knows no locks
+        return True
+    return True
 
 
 def write_text(path: Path, text: str) -> None:

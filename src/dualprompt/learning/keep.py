@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import re
 import shutil
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from dualprompt import files
 from dualprompt.errors import DualPromptError
 from dualprompt.files import disk_errors, is_partial, read_json, sha256, write_json, write_text
 from dualprompt.training import checkpoint
@@ -23,7 +21,7 @@ from dualprompt.training.checkpoint import State
 
 log = logging.getLogger("dualprompt")
 FORMAT = 1
-MODEL, CARD, LOCK = "model.json", "README.md", ".lock"
+MODEL, CARD = "model.json", "README.md"
 _TENSORS = re.compile(r"weights-[0-9a-f]{16}\.safetensors")
 
 
@@ -42,36 +40,10 @@ def refuse_other(path: Path) -> None:
             raise DualPromptError(f"{path} holds no model, but '{others[0]}'; give a new folder for the model")
 
 
-@contextlib.contextmanager
-def held(path: Path, seconds: float = 0.0) -> Iterator[int]:
-    """Hold the model in `path` against all others who would change it; yield the file whose lock says so.
-
-    Waits so many seconds for whoever holds it. A process that inherits the file holds the model as well.
-    """
-    with disk_errors(path):
-        file = os.open(path / LOCK, os.O_CREAT | os.O_RDWR, 0o600)
-    try:
-        _lock(file, path, time.monotonic() + seconds)
-        yield file
-    finally:
-        os.close(file)
-
-
-def _lock(file: int, path: Path, until: float) -> None:
-    if os.name != "posix":
-        return
-    import fcntl
-
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() >= until:
-                raise DualPromptError(
-                    f"{path} is being served, or changed by another command; stop that server, or wait, or use its page"
-                ) from None
-            time.sleep(0.05)
+def held(path: Path, seconds: float = 0.0) -> contextlib.AbstractContextManager[int]:
+    """Hold the model in `path` against all others who would change it, waiting so many seconds for them."""
+    busy = f"{path} is being served, or changed by another command; stop that server, or wait, or use its page"
+    return files.held(path, busy, seconds)
 
 
 def write(path: Path, facts: dict[str, Any], state: State, card: str) -> None:

@@ -7,7 +7,6 @@ always finds the same answer, whichever command asks.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import platform
 import signal
@@ -25,7 +24,7 @@ from dualprompt.backbones.weights import CheckpointInfo
 from dualprompt.config import RunConfig
 from dualprompt.data.stream import build_stream
 from dualprompt.errors import DualPromptError, InterruptedRunError
-from dualprompt.files import digest, disk_errors, sweep, write_json
+from dualprompt.files import INHERITED, digest, disk_errors, held, sweep, write_json
 from dualprompt.progress import SILENT, Bar, Progress
 from dualprompt.training import group
 from dualprompt.training.loop import train
@@ -241,8 +240,8 @@ class _Child:
         command = [sys.executable, "-m", "dualprompt.cli", "resume", str(folder), "--device", asked.config.device]
         command += ["--track", ",".join(asked.config.track) or "none"]
         threads = str(max(1, (os.cpu_count() or 1) // jobs))
-        with contextlib.ExitStack() as held, disk_errors(folder):
-            lock = held.enter_context(_held(folder))
+        with contextlib.ExitStack() as stack, disk_errors(folder):
+            lock = stack.enter_context(_held(folder))
             if not group.is_run(folder):
                 member = {"folder": ".", "config": asked.config.model_dump(mode="json")}
                 write_json(folder / "group.json", {"members": [member]})
@@ -251,11 +250,11 @@ class _Child:
                     command,
                     stdout=output,
                     stderr=output,
-                    env={"OMP_NUM_THREADS": threads} | os.environ,
+                    env={"OMP_NUM_THREADS": threads} | os.environ | {INHERITED: str(lock)},
                     start_new_session=True,  # Ctrl-C is for us; we tell the children, once
                     pass_fds=[lock],  # the folder stays held while anybody works in it
                 )
-            self.held = held.pop_all()
+            self.held = stack.pop_all()
 
     def end(self) -> tuple[str | None, str]:
         """Return what went wrong in the ended process, if anything, and all that it said."""
@@ -292,29 +291,11 @@ def sigterm_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-@contextlib.contextmanager
-def _held(folder: Path, patience: float = 0) -> Iterator[int]:
-    """Keep other processes from working on the run in `folder`; yield the lock's descriptor."""
-    until = time.monotonic() + patience
+def _held(folder: Path, patience: float = 0) -> contextlib.AbstractContextManager[int]:
+    """Keep other processes from working on the run in `folder`."""
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT)
-    try:
-        while not _locked(lock):
-            if time.monotonic() >= until:
-                raise DualPromptError(BUSY)
-            time.sleep(0.1)
-        yield lock
-    finally:
-        os.close(lock)
-
-
-def _locked(lock: int) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+    return held(folder, BUSY, patience)
 
 
 def first_line(error: Exception) -> str:

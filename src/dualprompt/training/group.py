@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,9 @@ from dualprompt.backbones.weights import absolute_name
 from dualprompt.config import RunConfig, parse
 from dualprompt.data.stream import with_absolute_paths
 from dualprompt.errors import DualPromptError, InterruptedRunError, LostProcessError
-from dualprompt.files import is_partial, read_json, sweep, write_json
+from dualprompt.files import LOCK, disk_errors, held, is_partial, read_json, sweep, write_json
 from dualprompt.methods.base import method_config
-from dualprompt.progress import SILENT, Progress
+from dualprompt.progress import SILENT, Progress, speaks
 from dualprompt.training.distributed import lost_process
 from dualprompt.training.loop import train
 from dualprompt.training.run import Run
@@ -76,23 +76,37 @@ def _resolved(config: RunConfig) -> RunConfig:
 
 def start(members: list[Member], folder: Path, progress: Progress = SILENT) -> list[Run]:
     """Run every member of a new group in `folder`."""
-    if folder.exists() and not folder.is_dir():
-        raise DualPromptError(f"{folder} is a file; choose another --out")
-    if folder.exists() and (not all(is_partial(path) for path in folder.iterdir())):
-        held = (
-            f"holds a run; continue it with `dualprompt resume {shlex.quote(str(folder))}`, or"
-            if is_run(folder)
-            else "is not empty;"
-        )
-        raise DualPromptError(f"{folder} {held} choose another --out")
+    _refuse_filled(folder)
     first = prepare(members[0].config, progress)  # whatever is wrong shows before anything is written
     for member in members:
         refuse_single_classes(method_config(member.config.method), first.stream)
     folder = Path(first.fabric.broadcast(str(folder)))  # processes may disagree about a name with the time in it
-    if first.fabric.is_global_zero:
-        listing = [{"folder": m.folder, "config": m.config.model_dump(mode="json")} for m in members]
-        write_json(folder / "group.json", {"members": listing})
-    return _run(members, folder, progress, first)
+    with _alone(folder):
+        if first.fabric.is_global_zero:
+            _refuse_filled(folder)  # by another process, since we looked
+            listing = [{"folder": m.folder, "config": m.config.model_dump(mode="json")} for m in members]
+            write_json(folder / "group.json", {"members": listing})
+        return _run(members, folder, progress, first)
+
+
+def _refuse_filled(folder: Path) -> None:
+    """Refuse a place for a new group that holds anything but what a killed process left of its beginning."""
+    if folder.exists() and not folder.is_dir():
+        raise DualPromptError(f"{folder} is a file; choose another --out")
+    if is_run(folder):
+        again = f"dualprompt resume {shlex.quote(str(folder))}"
+        raise DualPromptError(f"{folder} holds a run; continue it with `{again}`, or choose another --out")
+    if folder.exists() and not all(is_partial(path) or path.name == LOCK for path in folder.iterdir()):
+        raise DualPromptError(f"{folder} is not empty; choose another --out")
+
+
+def _alone(folder: Path) -> AbstractContextManager[Any]:
+    """Keep everybody else from working in a folder of runs; where several processes share a run, the first does so."""
+    if not speaks():
+        return nullcontext()
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    return held(folder, f"another process is working on {folder}; wait until that one ends, or stop it first")
 
 
 def resume(folder: Path, progress: Progress = SILENT, elsewhere: dict[str, Any] | None = None) -> list[Run]:
@@ -109,7 +123,8 @@ def resume(folder: Path, progress: Progress = SILENT, elsewhere: dict[str, Any] 
         return [Run.open(folder / member.folder) for member in members]
     for member in members:
         require(member.config.track)
-    return _run(members, folder, progress, None)
+    with _alone(folder):
+        return _run(members, folder, progress, None)
 
 
 def elsewhere_config(folder: Path, config: RunConfig, elsewhere: dict[str, Any]) -> RunConfig:
@@ -147,27 +162,31 @@ def is_run(folder: Path) -> bool:
 
 
 def _run(members: list[Member], folder: Path, progress: Progress, first: Setup | None) -> list[Run]:
-    runs, setup = [], first
+    setup = first
     for number, member in enumerate(members):
-        place = folder / member.folder
-        run = Run(place)
+        run = Run(folder / member.folder)
         if not run.finished:
             if setup is None or number > 0:
                 setup = prepare(member.config, progress, share=setup)
-            if run.manifest_path.is_file():
-                run.check_same(setup.identity)
-            if setup.fabric.is_global_zero:
-                sweep(place)
-                if not run.manifest_path.is_file():
-                    Run.create(place, member.config, setup.stream, setup.weights, setup.precision)
-            setup.fabric.barrier()
-            name, seed = member.config.method["name"], member.config.seed
             shown = progress if setup.fabric.is_global_zero else SILENT
-            shown.note(f"[{number + 1}/{len(members)}] {name}, seed {seed} → {place}")
-            with _continued_by(f"dualprompt resume {shlex.quote(str(folder))}"):
-                train(setup, run, shown)
-        runs.append(run)
-    return runs
+            name, seed = member.config.method["name"], member.config.seed
+            with nullcontext() if run.folder == folder else _alone(run.folder):
+                _begin(run, member.config, setup)
+                shown.note(f"[{number + 1}/{len(members)}] {name}, seed {seed} → {run.folder}")
+                with _continued_by(f"dualprompt resume {shlex.quote(str(folder))}"):
+                    train(setup, run, shown)
+    return [Run(folder / member.folder) for member in members]
+
+
+def _begin(run: Run, config: RunConfig, setup: Setup) -> None:
+    """Lay down what is to be run, or make sure that it is what was begun."""
+    if run.manifest_path.is_file():
+        run.check_same(setup.identity)
+    if setup.fabric.is_global_zero:
+        sweep(run.folder)
+        if not run.manifest_path.is_file():
+            Run.create(run.folder, config, setup.stream, setup.weights, setup.precision)
+    setup.fabric.barrier()
 
 
 @contextmanager
