@@ -16,8 +16,8 @@ import pytest
 from PIL import Image
 
 from dualprompt import __version__
-from dualprompt.cli import main, read_value, split_overrides
-from dualprompt.config import BenchmarkConfig, RunConfig, compose, compose_beside
+from dualprompt.cli import main, split_overrides
+from dualprompt.config import BenchmarkConfig, RunConfig, compose, compose_beside, read_value
 from dualprompt.data.cache import Store
 from dualprompt.data.sources import GROUPS
 from dualprompt.data.stream import build_stream

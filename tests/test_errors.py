@@ -361,5 +361,5 @@ def test_a_loss_that_is_not_finite(world: World, out: Path) -> None:
     assert answer.code == 2
     last = answer.err.splitlines()[-1]
     assert "the loss of task 1" in last
-    assert "is not finite; lower train.lr or set train.clip" in last
+    assert "is not finite; lower train.lr (and rates of the method's own, as head_lr) or set train.clip" in last
     assert not (out / "result.json").exists()

@@ -124,6 +124,14 @@ def test_lines_are_grouped_as_in_the_paper() -> None:
     assert len(main_table.lines("mini", None, ["er"], [], {})) == 1  # at the recipe's size
 
 
+def test_options_of_a_line_are_read_as_dotted_options_are() -> None:
+    labels = ["ft-seq", "ft-seq:head_lr=null", "ft-seq:train.lr=1e-3:training_logits=masked", "dualprompt:e_layers=[4]"]
+    preset, plain, strict, moved = (line.config for line in main_table.lines("split-cifar100", None, labels, [], {}))
+    assert (preset.method["head_lr"], plain.method["head_lr"]) == (0.005, None)
+    assert (strict.train.lr, strict.method["training_logits"]) == (1e-3, "masked")
+    assert moved.method["e_layers"] == [4]
+
+
 def test_by_default_every_method_is_there_in_the_papers_order() -> None:
     found = main_table.default_methods()
     assert sorted(found) == METHODS.names()
@@ -229,6 +237,7 @@ def test_forms_of_a_sheet() -> None:
         (["--buffers", "0,5"], ["--buffers takes numbers of at least 1"]),
         (["--method.buffer_size", "5"], ["give buffer sizes with --buffers"]),
         (["--method.name", "er"], ["choose methods with --methods"]),
+        (["--methods", "dualprompt:e_length=[2"], ["cannot read the value '[2'; quote it as YAML"]),
         (["--methods", "dualprompt:keys"], ["write an option as name:option=value, found 'dualprompt:keys'"]),
         (["--methods", "dualprompt:kyes=mean"], ["dualprompt:kyes=mean: unknown key 'method.kyes'", "keys"]),
         (["--methods", "dualpromt"], ["unknown method 'dualpromt'", "did you mean 'dualprompt'?"]),

@@ -18,10 +18,12 @@ from PIL import Image
 
 from dualprompt.config import RunConfig, compose
 from dualprompt.errors import DualPromptError
+from dualprompt.files import digest
 from dualprompt.progress import Progress
 from dualprompt.studies import store
 from dualprompt.studies.store import Obtained, complain, obtain
 from dualprompt.training import group
+from dualprompt.training.run import ADDED, CIRCUMSTANCES, Run, config_digest
 from sandbox import COMMAND, World, call, contents, make_world, start, write_weights
 
 
@@ -173,6 +175,32 @@ def test_a_bug_in_one_run_does_not_cost_the_others(
     assert "in broken" in json.loads(record.read_text())["details"]
     assert [each.error for each in obtain(asked, tmp_path)] == [None, None]
     assert not record.exists()
+
+
+def test_an_interrupted_run_goes_on_in_the_batches_it_began_with(world: World, tmp_path: Path) -> None:
+    few, many = (configs(world, "frozen-head", evaluate__batch_size=size) for size in (3, 7))
+    found = obtain(few, tmp_path)[0]
+    assert obtain(many, tmp_path)[0].run.folder == found.run.folder  # how many are judged at a time decides nothing
+    begun = group.elsewhere_config(found.run.folder, many[0], {"device": "cpu"})
+    assert begun.evaluate == few[0].evaluate
+    assert group.elsewhere_config(tmp_path / "new", many[0], {}).evaluate == many[0].evaluate
+
+
+def test_a_run_from_when_its_hash_held_the_evaluations_batch_can_be_opened(world: World, tmp_path: Path) -> None:
+    folder = obtain(configs(world, "frozen-head", evaluate__batch_size=3), tmp_path)[0].run.folder
+    run, path = Run(folder), folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    values = run.config().model_dump(mode="json", exclude=CIRCUMSTANCES)
+    values["train"] = {key: value for key, value in values["train"].items() if key not in ADDED["train"]}
+    manifest["identity"]["config"] = digest(values)
+    assert manifest["identity"]["config"] != config_digest(run.config())
+    path.write_text(json.dumps(manifest))
+    assert run.config().evaluate.batch_size == 3
+    assert call("show", folder).code == 0
+    manifest["config"]["evaluate"]["batch_size"] = 4
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(DualPromptError, match="was changed after the run began"):
+        run.config()
 
 
 @pytest.mark.parametrize("jobs", [1, 2])

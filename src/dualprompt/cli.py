@@ -10,7 +10,7 @@ from typing import Any
 
 from dualprompt import __version__
 from dualprompt.commands import look, models, runs, ship, studies
-from dualprompt.commands.common import Commands, Parser, read_value
+from dualprompt.commands.common import Commands, Parser
 from dualprompt.errors import DualPromptError, InterruptedRunError, LostProcessError, nearest
 from dualprompt.progress import speaks
 
@@ -103,6 +103,8 @@ def split_overrides(arguments: list[str]) -> tuple[dict[str, Any], list[str]]:
             if not queue:
                 raise DualPromptError(f"option '{key}' needs a value")
             value = queue.pop(0)
+        from dualprompt.config import read_value  # which takes a while to import
+
         overrides[key.removeprefix("--")] = read_value(value)
     return overrides, rest
 

@@ -279,6 +279,17 @@ def _all_nested(overrides: dict[str, Any]) -> dict[str, Any]:
     return above
 
 
+def read_value(text: str) -> Any:
+    """Read a value as YAML; `a,b` without brackets is a list too, unless it is quoted or the path of something."""
+    try:
+        value = yaml.safe_load(text)
+        if isinstance(value, str) and "," in value and text[0] not in "\"'" and not Path(text).exists():
+            return [yaml.safe_load(part) for part in value.split(",")]
+    except yaml.YAMLError:
+        raise DualPromptError(f"cannot read the value '{text}'; quote it as YAML") from None
+    return value
+
+
 def nested(dotted: str, value: Any) -> dict[str, Any]:
     """Return `{"a": {"b": value}}` for `a.b`."""
     *outer, last = dotted.split(".")

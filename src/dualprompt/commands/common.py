@@ -128,19 +128,6 @@ def workers(options: argparse.Namespace) -> AbstractContextManager[int | Workers
     return cluster(options.ray, 1 if options.ray_cpus is None else options.ray_cpus, options.ray_gpus)
 
 
-def read_value(text: str) -> Any:
-    """Read a value as YAML; `a,b` without brackets is a list too, unless it is quoted or the path of something."""
-    import yaml
-
-    try:
-        value = yaml.safe_load(text)
-        if isinstance(value, str) and "," in value and text[0] not in "\"'" and not Path(text).exists():
-            return [yaml.safe_load(part) for part in value.split(",")]
-    except yaml.YAMLError:
-        raise DualPromptError(f"cannot read the value '{text}'; quote it as YAML") from None
-    return value
-
-
 def many_overrides(options: argparse.Namespace) -> dict[str, Any]:
     """Return the overrides of a command that runs several methods."""
     if "method.name" in options.overrides:

@@ -15,7 +15,6 @@ from dualprompt.commands.common import (
     fitting_sheet,
     many_overrides,
     names,
-    read_value,
     sizes,
     workers,
 )
@@ -67,7 +66,10 @@ def add(commands: Commands) -> None:
     )
     table.add_argument("which", choices=("main",), help="main: Table 1, and the same for any other benchmark")
     table.add_argument("--benchmark", default="split-cifar100", help="a preset or a YAML file (default: %(default)s)")
-    table.add_argument("--methods", help="with commas; NAME:OPTION=VALUE sets an option (default: every method)")
+    table.add_argument(
+        "--methods",
+        help="with commas; NAME:OPTION=VALUE or NAME:train.OPTION=VALUE sets an option (default: all)",
+    )
     table.add_argument("--seeds", type=int, default=5, help="how many seeds, counted up from 0 (default: %(default)s)")
     table.add_argument("--buffers", help="buffer sizes of rehearsal methods, with commas (default: the paper's)")
     table.add_argument(
@@ -177,6 +179,8 @@ def do_sweep(options: argparse.Namespace) -> None:
 
 def read_axis(text: str) -> tuple[str, tuple[Any, ...]]:
     """Read OPTION=VALUE,VALUE,…"""
+    from dualprompt.config import read_value
+
     key, equals, values = text.partition("=")
     if not equals or not values:
         raise DualPromptError(f"--grid takes OPTION=VALUE,VALUE, as train.lr=1e-4,5e-5; found '{text}'")

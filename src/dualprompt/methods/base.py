@@ -141,7 +141,7 @@ class Method(nn.Module, ABC):
     selections: ClassVar[tuple[Selection, ...]] = ()  # ways to pick an E-Prompt; empty if there is none to pick
     joint: ClassVar[bool] = False  # may train on every task's images at once: the upper bound, no continual learner
     # What `dualprompt sweep` tries when it is given no grid: dotted option → values, the most important option first.
-    # Every method has four points, so that none is searched harder; its first point is where the recipes start.
+    # Every method has four points, so that none is searched harder; the first is where the paper's benchmarks start.
     # Empty: there is nothing to choose. A method without a grid is given learning rates around the recipe's.
     grid: ClassVar[Grid]
     compute_dtype: torch.dtype = torch.float32  # set by whoever carries the method out

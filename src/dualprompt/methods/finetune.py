@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from dualprompt.methods.base import METHODS, Batch, Grid, MethodConfig
+from dualprompt.methods.base import METHODS, Batch, Grid, MethodConfig, below
 from dualprompt.methods.frozen_head import FrozenHead
 
 
@@ -22,7 +22,7 @@ class FineTuneConfig(MethodConfig):
     train_backbone: bool = Field(default=True, description="train every weight, or only the head")
     # A head that starts at zero has far to go, a pre-trained backbone must not go far.
     head_lr: float | None = Field(
-        default=None, gt=0, description="learning rate of the head (default: that of the backbone)"
+        default=None, gt=0, description="learning rate of the head, also beside a frozen backbone (default: train.lr)"
     )
 
 
@@ -45,6 +45,12 @@ class FineTune(FrozenHead):
         if not self.trains_backbone:
             return super().features(batch)
         return self.backbone.computed_in(self.compute_dtype, batch.images)
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Take over the head's rows, and the backbone where it is trained."""
+        super().load_state(state)
+        if self.trains_backbone:
+            self.backbone.load_state_dict(below("backbone.", state))
 
     def snapshot(self) -> Snapshot:
         """Return a frozen copy of the model as it is now."""

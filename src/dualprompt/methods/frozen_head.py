@@ -19,7 +19,6 @@ from dualprompt.methods.base import (
     Prediction,
     Selection,
     TaskView,
-    below,
     numbered,
 )
 from dualprompt.methods.heads import GrowingHead
@@ -79,7 +78,5 @@ class FrozenHead(Method):
         return Prediction(self.head.predict(self.features(batch)))
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Take over the head's rows, and the backbone where it is trained."""
+        """Take over the head's rows."""
         self.head.restore(numbered(state, "head.weight"), numbered(state, "head.bias"), train_old=not self.masked)
-        if self.trains_backbone:
-            self.backbone.load_state_dict(below("backbone.", state))

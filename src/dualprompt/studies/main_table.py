@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dualprompt.config import BUFFER_SIZE, RunConfig, compose, load_preset
+from dualprompt.config import BUFFER_SIZE, RunConfig, compose, load_preset, read_value
 from dualprompt.errors import DualPromptError
 from dualprompt.methods.base import METHODS, method_config
 from dualprompt.metrics import mean_and_deviation
@@ -114,11 +114,11 @@ def lines(
     return sorted(found, key=lambda line: (line.joint, line.buffer is None, line.buffer or 0))
 
 
-def _option(label: str, text: str) -> tuple[str, str]:
+def _option(label: str, text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not equals:
         raise DualPromptError(f"--methods: write an option as name:option=value, found '{label}'")
-    return key if key.startswith("train.") else f"method.{key}", value
+    return key if key.startswith("train.") else f"method.{key}", read_value(value)
 
 
 def _benchmark(preset: str) -> str:

@@ -57,7 +57,7 @@ def lost_process(error: RuntimeError) -> bool:
 
 
 def compute_dtype(config: RunConfig, device: torch.device) -> torch.dtype:
-    """Return the precision in which the frozen backbone is stored and run."""
+    """Return the precision in which the backbone is run; a frozen one is also stored in it."""
     if config.precision == "auto":
         capable = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         return torch.bfloat16 if capable else torch.float32

@@ -61,10 +61,10 @@ class Feed:
         self._features: WeakKeyDictionary[Subset, Tensor] = WeakKeyDictionary()
         self._resident: WeakKeyDictionary[Images, Tensor | None] = WeakKeyDictionary()
 
-    def for_run(self, config: RunConfig, dtype: torch.dtype) -> Feed:
+    def for_run(self, config: RunConfig) -> Feed:
         """Return a feed for another run on the same images; frozen features and pixels are shared."""
         other = copy.copy(self)
-        other.config, other.dtype = config, dtype
+        other.config = config
         return other
 
     def resident(self, images: Images) -> Tensor | None:
@@ -136,19 +136,18 @@ class Feed:
         """Return the frozen features of the fixed view, (images, dim), computed once for each subset."""
         if subset not in self._features:
             device = self.fabric.device
-            feed = self.for_run(self.config, self.backbone.cls_token.dtype)
             size = self.config.evaluate.batch_size
-            out = torch.zeros(len(subset), self.backbone.config.dim, dtype=feed.dtype, device=device)
+            out = torch.zeros(len(subset), self.backbone.config.dim, dtype=self.dtype, device=device)
 
             def compute(inputs: Inputs) -> None:
-                out[inputs["row"]] = self.backbone(feed.batch(subset.images, inputs).images)
+                out[inputs["row"]] = self.backbone(self.batch(subset.images, inputs).images)
 
             steps = Steps(compute, self.fabric, full=size)
             starts = range(0, len(subset), size)
             with self.progress.bar("frozen features", len(subset), "img") as bar:
                 for start in starts[self.fabric.global_rank :: self.fabric.world_size]:
                     rows = torch.arange(start, min(start + size, len(subset)))
-                    steps(feed.fixed(subset, rows) | {"row": rows})
+                    steps(self.fixed(subset, rows) | {"row": rows})
                     bar.advance(len(rows) * self.fabric.world_size)
             self._features[subset] = total(self.fabric, out)
         return self._features[subset]

@@ -128,9 +128,9 @@ def resume(folder: Path, progress: Progress = SILENT, elsewhere: dict[str, Any] 
 
 
 def elsewhere_config(folder: Path, config: RunConfig, elsewhere: dict[str, Any]) -> RunConfig:
-    """Return the config with which a run is carried out in another place, in the precision it began with."""
+    """Return the config with which a run is carried out elsewhere: in the precision and batches it began with."""
     run = Run(folder)
-    began = {"precision": run.precision} if run.manifest_path.is_file() else {}
+    began = {"precision": run.precision, "evaluate": run.config().evaluate} if run.manifest_path.is_file() else {}
     return parse(RunConfig, config.model_dump() | began | elsewhere)
 
 

@@ -205,7 +205,8 @@ class _Loop:
         mean = float(self.loss) / work.course.steps
         if not math.isfinite(mean):
             raise DualPromptError(
-                f"the loss of task {task.index + 1}, epoch {epoch + 1} is not finite; lower train.lr or set train.clip"
+                f"the loss of task {task.index + 1}, epoch {epoch + 1} is not finite; lower train.lr "
+                "(and rates of the method's own, as head_lr) or set train.clip"
             )
         self.loss.zero_()
         bar.say(f"loss {mean:.3f}")

@@ -57,9 +57,14 @@ class Identity:
 
 def config_digest(config: RunConfig) -> str:
     """Return the hash of everything in a config that decides the result."""
-    values = config.model_dump(mode="json", exclude=CIRCUMSTANCES)
     if config.method.get("selection") != "batch_vote":  # then it decides nothing how many are judged at a time
-        values["evaluate"]["batch_size"] = EvaluateConfig().batch_size
+        evaluate = config.evaluate.model_copy(update={"batch_size": EvaluateConfig().batch_size})
+        config = config.model_copy(update={"evaluate": evaluate})
+    return _digest(config)
+
+
+def _digest(config: RunConfig) -> str:
+    values = config.model_dump(mode="json", exclude=CIRCUMSTANCES)
     for section, fields in ADDED.items():
         values[section] = {k: v for k, v in values[section].items() if k not in fields or v != fields[k]}
     return digest(values)
@@ -139,7 +144,8 @@ class Run:
         """Return the resolved config of this run, refusing one that was edited after the start."""
         manifest = self.manifest()
         config = parse(RunConfig, manifest["config"])
-        if config_digest(config) != manifest["identity"]["config"]:
+        # Runs once began under a hash that held the evaluation's batch size.
+        if manifest["identity"]["config"] not in (config_digest(config), _digest(config)):
             raise DualPromptError(
                 f"the config in {self.manifest_path} was changed after the run began; "
                 "undo the change or start a new run"

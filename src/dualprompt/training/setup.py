@@ -104,7 +104,7 @@ def _ready(config: RunConfig, options: MethodConfig, common: Setup) -> Setup:
     if compiled:
         common.feed.progress.note(f"the first passes compile the backbone; the result is kept in {compile_cache()}")
     method.backbone.compiled = compiled
-    feed = common.feed.for_run(config, common.dtype)
+    feed = common.feed.for_run(config)
     return replace(common, config=config, method=method, feed=feed)
 
 
