@@ -7,14 +7,18 @@ from typing import Any
 import pytest
 
 from dualprompt.config import RunConfig, compose
+from dualprompt.methods.base import method_config
 from dualprompt.studies import main_table
 from dualprompt.studies.study import HELD_OUT, Lab
+from dualprompt.studies.sweep import Sweep
 from dualprompt.training import group
 from dualprompt.training.run import config_digest
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 PUBLISHED = RESULTS / "core-2026-11-15.json"
 STUDIES = json.loads((RESULTS / "studies-2026-11-15.json").read_text())
+MAIN = json.loads((RESULTS / "main-2026-11-16.json").read_text())
+EMBEDDED = {"backbone.name": "embedded"}
 
 
 @pytest.mark.parametrize("entry", json.loads(PUBLISHED.read_text()), ids=lambda entry: entry["name"])
@@ -44,14 +48,33 @@ def test_the_published_studies_are_what_the_commands_run(name):
         check_runs(lab.config(row["options"] | judged), row["runs"])
 
 
-def test_the_published_table_is_what_the_command_runs():
-    rows = STUDIES["table"]["rows"]
-    labels = [row["label"] for row in rows]
-    lines = main_table.lines(STUDIES["preset"], None, labels, [], {"backbone.name": "embedded"})
-    assert [line.label for line in lines] == labels
-    for line, row in zip(lines, rows, strict=True):
+@pytest.mark.parametrize("preset", MAIN["benchmarks"])
+def test_the_published_tables_are_what_the_commands_run(preset):
+    table = MAIN["benchmarks"][preset]
+    labels = list(dict.fromkeys(row["label"] for row in table["rows"]))
+    assert set(main_table.default_methods()) <= set(labels)
+    lines = main_table.lines(preset, None, labels, table["buffers"], EMBEDDED)
+    assert [(line.label, line.buffer) for line in lines] == [(row["label"], row["buffer"]) for row in table["rows"]]
+    for line, row in zip(lines, table["rows"], strict=True):
         assert [run["seed"] for run in row["runs"]] == [0, 1, 2]
         check_runs(line.config, row["runs"])
+
+
+@pytest.mark.parametrize("preset", MAIN["benchmarks"])
+def test_presets_hold_the_winners_of_the_published_sweep(preset):
+    published = MAIN["benchmarks"][preset]["sweep"]
+    tried = Sweep(preset, None, list(published["methods"]), {}, 4, EMBEDDED | published["overrides"]).configs()
+    for name, tries in tried.items():
+        rows = published["methods"][name]
+        assert [values for values, _ in tries] == [row["values"] for row in rows]
+        for (_, config), row in zip(tries, rows, strict=True):
+            check_runs(config, [row])
+        best = max(row["average_accuracy"] for row in rows)
+        winners = [row["values"] for row in rows if row["average_accuracy"] == pytest.approx(best, abs=1e-6)]
+        if name not in ("dualprompt", "frozen-head"):  # which keep the paper's recipe
+            config = compose(preset, None, {"method.name": name})
+            chosen = config.model_dump() | {"method": method_config(config.method).model_dump()}
+            assert any(all(chosen[k.split(".")[0]][k.split(".")[1]] == v for k, v in w.items()) for w in winners)
 
 
 def test_a_run_is_the_same_however_many_images_are_judged_at_a_time():

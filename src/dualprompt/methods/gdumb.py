@@ -30,7 +30,7 @@ class GDumb(Rehearsal):
 
     Config = GDumbConfig
     summary = "trained anew at every task, on a greedily balanced buffer only"
-    grid: ClassVar[Grid] = {"train.lr": (1e-4, 5e-4), "method.cutmix": (0.5, 0.0)}
+    grid: ClassVar[Grid] = {"train.lr": (1e-4, 5e-4), "method.head_lr": (0.005, None)}
     config: GDumbConfig
 
     def __init__(self, config: MethodConfig, backbone: VisionTransformer) -> None:
