@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dualprompt.backbones import vit
-from dualprompt.training.steps import Inputs, Steps, compile_cache, on_device
+from dualprompt.training.steps import Inputs, Steps, on_device, ready_to_compile
 from helpers import batch_of, random_dualprompt, random_images
 
 
@@ -58,9 +59,24 @@ def test_inputs_that_are_in_place_are_not_copied() -> None:
 def test_compiled_code_is_kept_in_our_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("DUALPROMPT_CACHE", str(tmp_path))
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    assert compile_cache() == str(tmp_path / "compiled")
+    assert ready_to_compile() == str(tmp_path / "compiled")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/somewhere/else")
-    assert compile_cache() == "/somewhere/else"
+    assert ready_to_compile() == "/somewhere/else"
+
+
+def test_more_shapes_than_pytorch_allows_are_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    ready_to_compile()
+    compiled = []
+
+    def backend(graph: torch.fx.GraphModule, _: list[Tensor]) -> Callable[..., object]:
+        compiled.append(graph)
+        return graph.forward
+
+    double = torch.compile(lambda x: x * 2, backend=backend, dynamic=False)
+    for size in range(2, 14):
+        assert double(torch.ones(size)).sum() == 2 * size
+    assert len(compiled) == 12
 
 
 def outcome(compiled: bool) -> dict[str, Tensor]:

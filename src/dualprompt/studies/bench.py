@@ -28,7 +28,7 @@ from dualprompt.studies import reference
 from dualprompt.training import group
 from dualprompt.training.distributed import compute_dtype, launch
 from dualprompt.training.loop import make_optimiser
-from dualprompt.training.steps import Inputs, Steps, compile_cache
+from dualprompt.training.steps import Inputs, Steps, ready_to_compile
 
 CLASSES = 10  # a task
 Step = Callable[[], Any]
@@ -104,7 +104,7 @@ class Bench:
         """Measure everything, training and evaluation at each of the batch sizes; return plain values."""
         whole = self.end_to_end(end_to_end) if end_to_end else None
         if self.compiles:
-            self.progress.note(f"the first passes compile the backbone; the result is kept in {compile_cache()}")
+            self.progress.note(f"the first passes compile the backbone; the result is kept in {ready_to_compile()}")
         began = time.perf_counter()
         sides = [_Sides(self, batch) for batch in batches]
         memory = {side.batch: side.peak_memory() for side in sides} if self.device.type == "cuda" else None

@@ -20,7 +20,7 @@ from dualprompt.progress import SILENT, Progress
 from dualprompt.training.distributed import compute_dtype, launch
 from dualprompt.training.feed import Feed
 from dualprompt.training.run import Identity
-from dualprompt.training.steps import compile_cache
+from dualprompt.training.steps import ready_to_compile
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -102,7 +102,7 @@ def _ready(config: RunConfig, options: MethodConfig, common: Setup) -> Setup:
     method.to(device)
     compiled = device.type == "cuda" and _worth_compiling(config, common)
     if compiled:
-        common.feed.progress.note(f"the first passes compile the backbone; the result is kept in {compile_cache()}")
+        common.feed.progress.note(f"the first passes compile the backbone; the result is kept in {ready_to_compile()}")
     method.backbone.compiled = compiled
     feed = common.feed.for_run(config)
     return replace(common, config=config, method=method, feed=feed)

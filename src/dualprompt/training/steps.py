@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.compiler import config as compiler_config
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dualprompt.files import cache_root
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
 Inputs = dict[str, Tensor]
+RECOMPILE_LIMIT = 64  # compiled forms of one function
 WARM_UP = 2  # calls with the same shapes before one is recorded: lazily made workspaces must exist by then
 # cuDNN's attention is a quarter faster than the others for sequences as short as these.
 ATTENTION = [
@@ -39,8 +41,14 @@ def on_device(inputs: Inputs, device: torch.device) -> Inputs:
     }
 
 
-def compile_cache() -> str:
-    """Return where compiled code is kept, so that it is compiled once a machine; a user's own choice stands."""
+def ready_to_compile() -> str:
+    """Make room for every method of a table, and return where compiled code is kept: it is compiled once a machine.
+
+    A user's own choice of the place stands.
+    """
+    # Each pass of each method has shapes of its own. PyTorch's default of 8 is used up after a few methods in one
+    # process, and what comes then runs uncompiled.
+    compiler_config.recompile_limit = max(compiler_config.recompile_limit, RECOMPILE_LIMIT)
     name = "TORCHINDUCTOR_CACHE_DIR"
     chosen = os.environ.get(name, "")
     if not chosen or Path(chosen).parent == Path(tempfile.gettempdir()):  # PyTorch's own default may not outlive a boot
