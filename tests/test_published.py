@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
+from dualprompt import metrics
 from dualprompt.config import RunConfig, compose
-from dualprompt.methods.base import method_config
+from dualprompt.methods.base import METHODS, method_config
 from dualprompt.studies import main_table
 from dualprompt.studies.study import HELD_OUT, Lab
 from dualprompt.studies.sweep import Sweep
+from dualprompt.studies.tables import ABSENT
 from dualprompt.training import group
 from dualprompt.training.run import config_digest
 
@@ -34,8 +36,8 @@ def check_runs(config: RunConfig, runs: list[dict[str, Any]]) -> None:
     for run in runs:
         seeded = config.model_copy(update={"seed": run["seed"]})
         assert config_digest(group.plan([seeded], baseline=False)[0].config) == run["identity"]["config"]
-        last = run["accuracy_matrix"][-1]
-        assert sum(last) / len(last) == pytest.approx(run["average_accuracy"])
+        assert metrics.average_accuracy(run["accuracy_matrix"]) == pytest.approx(run["average_accuracy"])
+        assert metrics.forgetting(run["accuracy_matrix"]) == pytest.approx(run["forgetting"], abs=1e-5)
 
 
 @pytest.mark.parametrize("name", STUDIES["studies"])
@@ -58,6 +60,25 @@ def test_the_published_tables_are_what_the_commands_run(preset):
     for line, row in zip(lines, table["rows"], strict=True):
         assert [run["seed"] for run in row["runs"]] == [0, 1, 2]
         check_runs(line.config, row["runs"])
+
+
+def over_seeds(values: list[Any]) -> str:
+    return ABSENT if None in values else "{:.2f} ± {:.2f}".format(*metrics.mean_and_deviation(values))
+
+
+@pytest.mark.parametrize("preset", MAIN["benchmarks"])
+def test_the_page_of_results_says_what_the_published_runs_say(preset):
+    page = (RESULTS.parent / "results.md").read_text().split("## Every method")[1].split("## The paper's studies")[0]
+    for row in MAIN["benchmarks"][preset]["rows"]:
+        runs = row["runs"]
+        of = {key: over_seeds([run[key] for run in runs]) for key in main_table.METRICS}
+        forgetting = ABSENT if METHODS[row["label"].partition(":")[0]].joint else of["forgetting"]
+        newest = sum(metrics.learning_accuracy(run["accuracy_matrix"]) for run in runs) / len(runs)
+        beside = ":" in row["label"]
+        more = of["matching_accuracy"] if beside else f"{newest:.1f}"
+        cells = f"{of['average_accuracy']} | {forgetting} | {more} |"
+        lines = [line for line in page.splitlines() if f"| `{row['label']}` |" in line]
+        assert any(cells in line for line in lines), (row["label"], cells)
 
 
 @pytest.mark.parametrize("preset", MAIN["benchmarks"])

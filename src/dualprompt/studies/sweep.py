@@ -205,7 +205,7 @@ def _flow(value: Any) -> str:
 
 
 def _short(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return "null" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _number(value: float | None, digits: int) -> str:
