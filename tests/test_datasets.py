@@ -239,6 +239,8 @@ def test_svhn_names_the_damage(tmp_path: Path):
     assert "no array 'y'" in refusal("svhn", tmp_path)
     savemat(path, {"X": images.astype(float), "y": np.ones((4, 1))})
     assert "float64 (4, 32, 32, 3) instead of uint8" in refusal("svhn", tmp_path)
+    path.write_bytes(b"MATLAB 7.3 MAT-file".ljust(124) + b"\x00\x02IM" + b"\x89HDF\r\n\x1a\n" + bytes(512))
+    assert "not a readable Matlab file" in refusal("svhn", tmp_path)  # a format that scipy does not read
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

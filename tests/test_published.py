@@ -76,7 +76,9 @@ def test_the_page_of_results_says_what_the_published_runs_say(preset):
         newest = sum(metrics.learning_accuracy(run["accuracy_matrix"]) for run in runs) / len(runs)
         beside = ":" in row["label"]
         more = of["matching_accuracy"] if beside else f"{newest:.1f}"
-        cells = f"{of['average_accuracy']} | {forgetting} | {more} |"
+        megabytes = (runs[0]["buffer"] or {}).get("bytes", 0) / 1e6 + runs[0]["kept"]["mb"]
+        keeps = f"{megabytes:.{2 if beside else 1}f}" if megabytes else ABSENT
+        cells = f"{of['average_accuracy']} | {forgetting} | {more} | {keeps} |"
         lines = [line for line in page.splitlines() if f"| `{row['label']}` |" in line]
         assert any(cells in line for line in lines), (row["label"], cells)
 

@@ -613,6 +613,7 @@ def zip64(content: bytes, entries: int | None = None, record: bytes = b"PK\x06\x
         (422, "deflate", [("archive", ("a.zip", tampered(compress_type=zipfile.ZIP_BZIP2)))], {}),
         (422, "damaged", [("archive", ("a.zip", tampered(compress_type=zipfile.ZIP_STORED)))], {}),
         (422, "damaged", [("archive", ("a.zip", tampered(CRC=1)))], {}),
+        (422, "version", [("archive", ("a.zip", tampered(extract_version=99)))], {}),
         (422, "", [("archive", ("a.zip", tampered(file_size=10)))], {}),
         (422, "", [("archive", ("a.zip", tampered(header_offset=999_999)))], {}),
     ],

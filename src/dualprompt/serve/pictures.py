@@ -25,7 +25,7 @@ PART_CHARACTERS, PATH_CHARACTERS = 255, 1024  # more than file systems and peopl
 END_OF_DIRECTORY = b"PK\x05\x06"
 ZIP64_RECORD, ZIP64_LOCATOR = b"PK\x06\x06", b"PK\x06\x07"
 ZIP64_BYTES = 56 + 20  # of both
-# What zipfile raises on hostile archives; NotImplementedError is its word for a compression it does not know.
+# What zipfile raises on hostile archives; NotImplementedError is its word for a version of the format it does not know.
 DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, ValueError, OverflowError, NotImplementedError)
 
 
