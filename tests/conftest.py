@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
-from sandbox import World, make_world
+from dualprompt.learner import ContinualLearner
+from sandbox import World, make_world, pictures
 
 # Sums depend on how threads cut them, and many tests compare bits with a process of one thread; for models this small,
 # threads of several test processes would only wait for each other.
@@ -26,3 +29,25 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     """A tiny backbone, images and preset; tests that change them make their own with `make_world`."""
     return make_world(tmp_path_factory.mktemp("world"))
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """Tests that are coroutines run on asyncio."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def saved(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model to serve, not to be changed: it knows ash and birch in one task, and cedar in another."""
+    options = {"g_layers": [1], "e_layers": [2, 3], "g_length": 2, "e_length": 3}
+    learner = ContinualLearner(str(world.weights), options=options, device="cpu")
+    learner.learn({name: pictures(world, name) for name in ("ash", "birch")}, "first", epochs=1)
+    learner.learn({"cedar": pictures(world, "cedar")}, "second", epochs=1)
+    return learner.save(tmp_path_factory.mktemp("saved") / "model")
+
+
+@pytest.fixture
+def model(saved: Path, tmp_path: Path) -> Path:
+    """A copy of it, for one test."""
+    return Path(shutil.copytree(saved, tmp_path / "model"))

@@ -71,6 +71,11 @@ class World:
         return path
 
 
+def pictures(world: World, name: str, split: str = "train") -> list[Path]:
+    """The images of a class of the world."""
+    return sorted((world.images / split / name).iterdir())
+
+
 def make_world(folder: Path) -> World:
     """Fill a folder: six classes of small images, a random ViT, and a preset that cuts them into three tasks."""
     world = World(folder, folder / "tiny.yaml", folder / "vit.safetensors", folder / "trees")

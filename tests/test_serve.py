@@ -1,22 +1,15 @@
-"""The HTTP server: answers, batches, learns beside serving, forgets, refuses, and survives being killed."""
+"""The HTTP server: answers, batches, learns beside serving, and forgets."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import io
 import json
-import multiprocessing
 import os
 import shutil
 import signal
-import stat
-import struct
-import subprocess
 import sys
 import time
-import zipfile
-from collections.abc import AsyncIterator, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,127 +18,25 @@ from urllib.parse import quote
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 import sandbox
-from sandbox import COMMAND, World
+from sandbox import World, pictures
+from serving import TOKEN, archive, error_of, files, finished, lesson, png, serving, until_running, uploads, zip64
 
 pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 httpx = pytest.importorskip("httpx", reason="httpx is not installed")
 
 from dualprompt.errors import DualPromptError  # noqa: E402
 from dualprompt.learner import ContinualLearner  # noqa: E402
-from dualprompt.serve.app import create_app  # noqa: E402
 from dualprompt.serve.batching import Batcher  # noqa: E402
 from dualprompt.serve.guard import Rules  # noqa: E402
-from dualprompt.serve.jobs import Job, Jobs  # noqa: E402
+from dualprompt.serve.jobs import Job  # noqa: E402
 from dualprompt.serve.limits import Limits, Refusal  # noqa: E402
 from dualprompt.serve.model import ServedModel  # noqa: E402
-from dualprompt.serve.pictures import Picture, split_names  # noqa: E402
-from dualprompt.serve.run import rules_for  # noqa: E402
-from dualprompt.serve.service import Settings  # noqa: E402
+from dualprompt.serve.pictures import split_names  # noqa: E402
 from dualprompt.serve.teach import Reporter  # noqa: E402
 
 pytestmark = pytest.mark.anyio
-OPTIONS = {"g_layers": [1], "e_layers": [2, 3], "g_length": 2, "e_length": 3}
-TOKEN = "a token of twenty-six letters"
-SHOWN = {"authorization": f"Bearer {TOKEN}"}
-HERE = "http://127.0.0.1"
-
-
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
-def saved(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that knows ash and birch in one task, and cedar in another."""
-    learner = ContinualLearner(str(world.weights), options=OPTIONS, device="cpu")
-    learner.learn({name: pictures(world, name) for name in ("ash", "birch")}, "first", epochs=1)
-    learner.learn({"cedar": pictures(world, "cedar")}, "second", epochs=1)
-    return learner.save(tmp_path_factory.mktemp("saved") / "model")
-
-
-@pytest.fixture
-def model(saved: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(saved, tmp_path / "model"))
-
-
-def pictures(world: World, name: str, split: str = "train") -> list[Path]:
-    return sorted((world.images / split / name).iterdir())
-
-
-def png(width: int = 20, height: int = 20, mode: str = "RGB") -> bytes:
-    file = io.BytesIO()
-    Image.new(mode, (width, height)).save(file, "PNG")
-    return file.getvalue()
-
-
-def files(*paths: Path) -> list[tuple[str, tuple[str, bytes]]]:
-    """Pictures as /predict takes them."""
-    return [("images", (path.name, path.read_bytes())) for path in paths]
-
-
-def lesson(world: World, *names: str) -> list[tuple[str, tuple[str, bytes]]]:
-    """Pictures as /tasks takes them."""
-    return [("images", (f"{name}/{path.name}", path.read_bytes())) for name in names for path in pictures(world, name)]
-
-
-def archive(entries: dict[str, bytes], **options: Any) -> bytes:
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, **options) as opened:
-        for name, content in entries.items():
-            opened.writestr(name, content)
-    return file.getvalue()
-
-
-@contextlib.asynccontextmanager
-async def serving(
-    model: Path, *, limits: Limits | None = None, rules: Rules | None = None, **settings: Any
-) -> AsyncIterator[Any]:
-    """Run the application in this process; yield a client."""
-    app = create_app(ServedModel(model, "cpu"), Settings(rules or Rules(TOKEN), limits or Limits(), **settings))
-    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    async with (
-        app.router.lifespan_context(app),
-        httpx.AsyncClient(transport=transport, base_url=HERE, timeout=60, headers=SHOWN) as client,
-    ):
-        client.service = app.state.service
-        yield client
-
-
-async def finished(client: Any, job: int, seconds: float = 60) -> dict[str, Any]:
-    """Wait until a job has ended."""
-    for _ in range(int(seconds / 0.05)):
-        found = (await client.get(f"/jobs/{job}")).json()
-        if found["state"] in ("done", "failed"):
-            return found
-        await asyncio.sleep(0.05)
-    raise AssertionError("the job does not end")
-
-
-async def until_running(client: Any, job: int) -> int:
-    """Wait until a job learns; return the id of its process."""
-    for _ in range(600):
-        process = client.service.jobs._process
-        if client.service.jobs.jobs[job].state == "running" and process and process.returncode is None:
-            return process.pid
-        await asyncio.sleep(0.02)
-    raise AssertionError(client.service.jobs.jobs[job])
-
-
-def error_of(response: Any, status: int) -> str:
-    """The message of a refusal: one line of JSON."""
-    assert response.status_code == status, response.text
-    assert list(response.json()) == ["error"]
-    assert "\n" not in response.json()["error"]
-    return response.json()["error"]
-
-
-def uploads(model: Path) -> list[Path]:
-    """Everything of an upload that is left on disk."""
-    return [path for path in (model / ".serve" / "jobs").rglob("*") if path.is_file()]
 
 
 async def test_answers_are_the_learners(world: World, model: Path):
@@ -482,273 +373,6 @@ async def test_a_damaged_picture_fails_its_job_by_its_own_name(world: World, mod
     assert uploads(model) == []
 
 
-LIMITS = Limits(
-    predict_bytes=40_000,
-    teach_bytes=60_000,
-    image_bytes=30_000,
-    image_pixels=10_000,
-    predict_images=3,
-    task_images=4,
-    task_classes=2,
-    archive_entries=6,
-    archive_bytes=3_000_000,
-    archive_ratio=20,
-    epochs=9,
-)
-SMALL = png()
-
-
-@pytest.mark.parametrize(
-    ("status", "said", "parts"),
-    [
-        (413, "40000", [("images", ("a.png", bytes(20_000)))] * 3),
-        (413, "30000", [("images", ("a.png", bytes(31_000)))]),
-        (413, "at most 3", [("images", ("a.png", SMALL))] * 4),
-        (413, "pixels", [("images", ("a.png", png(101, 100)))]),
-        (413, "pixels", [("images", ("bomb.png", png(14_000, 14_000, "1")))]),
-        (422, "not an image", [("images", ("a.png", b"hello"))]),
-        (422, "not an image", [("images", ("a.png", b""))]),
-        (422, "not an image", [("images", ("a.eps", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"))]),
-        (422, "not an image", [("images", ("a.svg", b"<svg xmlns='http://www.w3.org/2000/svg'/>"))]),
-        (422, "damaged", [("images", ("a.png", SMALL[:50]))]),
-        (422, "unknown field", [("picture", ("a.png", SMALL))]),
-        (422, "unknown field", [("images", (None, SMALL))]),
-        (422, "broken.png", [("images", ("fine.png", SMALL)), ("images", ("broken.png", b"GIF89a"))]),
-    ],
-)
-async def test_predict_refuses(model: Path, status: int, said: str, parts: Any):
-    async with serving(model, limits=LIMITS) as client:
-        assert said in error_of(await client.post("/predict", files=parts), status)
-        assert (await client.post("/predict", files={"images": SMALL})).status_code == 200
-        assert client.service._held == 0
-
-
-def named(*names: str) -> list[tuple[str, tuple[str, bytes]]]:
-    return [("images", (name, SMALL)) for name in names]
-
-
-def tampered(**changes: Any) -> bytes:
-    """An archive of one picture whose table of contents was changed."""
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as opened:
-        info = zipfile.ZipInfo("a/1.png")
-        opened.writestr(info, SMALL * 10, zipfile.ZIP_DEFLATED)
-        for name, value in changes.items():
-            setattr(info, name, value)
-    return file.getvalue()
-
-
-def overlong() -> bytes:
-    """An archive that says it has 60,000 entries."""
-    content = bytearray(archive({"a/1.png": SMALL}))
-    content[-12:-8] = struct.pack("<HH", 60_000, 60_000)[:4]
-    return bytes(content[:-14]) + struct.pack("<HH", 60_000, 60_000) + bytes(content[-10:])
-
-
-def modest() -> bytes:
-    """An archive of 7 entries that says it has one."""
-    content = archive({f"a/{n}.txt": b"" for n in range(7)})
-    return content[:-14] + struct.pack("<HH", 1, 1) + content[-10:]
-
-
-def zip64(content: bytes, entries: int | None = None, record: bytes = b"PK\x06\x06") -> bytes:
-    """An archive whose table of contents is told of as in archives of more than 4 GB, as some programs always do."""
-    count, size, start = struct.unpack("<HII", content[-12:-2])
-    told = struct.pack("<QHHIIQQQQ", 44, 45, 45, 0, 0, count, entries or count, size, start)
-    locator = struct.pack("<4sIQI", b"PK\x06\x07", 0, len(content) - 22, 1)
-    end = struct.pack("<4sHHHHIIH", b"PK\x05\x06", 0, 0, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0)
-    return content[:-22] + record + told + locator + end
-
-
-@pytest.mark.parametrize(
-    ("status", "said", "parts", "fields"),
-    [
-        (413, "60000", [("images", ("a/1.png", bytes(25_000)))] * 3, {}),
-        (413, "30000", [("images", ("a/1.png", bytes(31_000)))], {}),
-        (413, "at most 4", named(*(f"a/{n}.png" for n in range(5))), {}),
-        (413, "classes", named("a/1.png", "b/1.png", "c/1.png"), {}),
-        (413, "pixels", [("images", ("a/1.png", png(101, 100)))], {}),
-        (422, "not an image", [("images", ("a/1.png", b"hello"))], {}),
-        (422, "class folder", named("1.png"), {}),
-        (422, "relative path", named("../a/1.png"), {}),
-        (422, "relative path", named("/a/1.png"), {}),
-        (422, "name of a class", named("a\u200b/1.png"), {}),
-        (422, "name of a class", named(f"{'a' * 101}/1.png"), {}),
-        (422, "too long", named(f"a/{'b' * 256}.png"), {}),
-        (422, "no images", [], {"name": "x"}),
-        (422, "epochs", named("a/1.png"), {"epochs": "10"}),
-        (422, "epochs", named("a/1.png"), {"epochs": "-1"}),
-        (422, "epochs", named("a/1.png"), {"epochs": "٣"}),
-        (422, "again", named("a/1.png"), {"again": "maybe"}),
-        (422, "unknown field", named("a/1.png"), {"seed": "1"}),
-        (413, "longer", named("a/1.png"), {"name": "x" * 20_000}),
-        (422, "name of a class or task", named("a/1.png"), {"name": "a\nb"}),
-        (409, "knows 'ash' already", named("ash/1.png"), {}),
-        (409, "is called 'first' already", named("a/1.png"), {"name": "first"}),
-        (422, "not both", [*named("a/1.png"), ("archive", ("a.zip", archive({"a/1.png": SMALL})))], {}),
-        (422, "one archive", [("archive", ("a.zip", archive({"a/1.png": SMALL})))] * 2, {}),
-        (422, "no zip", [("archive", ("a.zip", b"hello"))], {}),
-        (422, "no zip", [("archive", ("a.zip", b""))], {}),
-        (422, "damaged", [("archive", ("a.zip", archive({"a/1.png": SMALL})[20:]))], {}),
-        (422, "no images", [("archive", ("a.zip", archive({"a/1.txt": b"x"})))], {}),
-        (422, "relative path", [("archive", ("a.zip", archive({"../a/1.png": SMALL})))], {}),
-        (422, "relative path", [("archive", ("a.zip", archive({"/etc/1.png": SMALL})))], {}),
-        (422, "relative path", [("archive", ("a.zip", archive({"a/b\\1.png": SMALL})))], {}),
-        (422, "relative path", [("archive", ("a.zip", archive({"C:/a/1.png": SMALL})))], {}),
-        (413, "6 entries", [("archive", ("a.zip", archive({f"a/{n}.txt": b"" for n in range(7)})))], {}),
-        (413, "at most 4", [("archive", ("a.zip", archive({f"a/{n}.png": SMALL for n in range(5)})))], {}),
-        (413, "6 entries", [("archive", ("a.zip", overlong()))], {}),
-        (413, "7 entries", [("archive", ("a.zip", modest()))], {}),
-        (413, "6 entries", [("archive", ("a.zip", zip64(archive({"a/1.png": SMALL}), 2**40)))], {}),
-        (422, "ZIP64", [("archive", ("a.zip", zip64(archive({"a/1.png": SMALL}), record=b"PK\0\0")))], {}),
-        (422, "too long", [("archive", ("a.zip", archive({f"a/{'b' * 9_000}.png": SMALL})))], {}),
-        (422, "too long", [("archive", ("a.zip", archive({f"a/{'b/' * 600}c.png": SMALL})))], {}),
-        (422, "claim more", [("archive", ("a.zip", tampered(compress_size=2**31)))], {}),
-        (413, "fold", [("archive", ("a.zip", archive({"a/1.txt": bytes(2_000_000)})))], {}),
-        (413, "3000000", [("archive", ("a.zip", archive({f"a/{n}.txt": bytes(1_000_000) for n in range(4)})))], {}),
-        (413, "30000", [("archive", ("a.zip", archive({"a/1.png": bytes(40_000)})))], {}),
-        (422, "link", [("archive", ("a.zip", tampered(external_attr=(stat.S_IFLNK | 0o777) << 16)))], {}),
-        (422, "link", [("archive", ("a.zip", tampered(external_attr=stat.S_IFIFO << 16)))], {}),
-        (422, "encrypted", [("archive", ("a.zip", tampered(flag_bits=1)))], {}),
-        (422, "deflate", [("archive", ("a.zip", tampered(compress_type=zipfile.ZIP_BZIP2)))], {}),
-        (422, "damaged", [("archive", ("a.zip", tampered(compress_type=zipfile.ZIP_STORED)))], {}),
-        (422, "damaged", [("archive", ("a.zip", tampered(CRC=1)))], {}),
-        (422, "version", [("archive", ("a.zip", tampered(extract_version=99)))], {}),
-        (422, "", [("archive", ("a.zip", tampered(file_size=10)))], {}),
-        (422, "", [("archive", ("a.zip", tampered(header_offset=999_999)))], {}),
-    ],
-)
-async def test_teach_refuses_and_leaves_nothing(
-    model: Path, status: int, said: str, parts: Any, fields: dict[str, str]
-):
-    outside = sandbox.contents(model.parent)
-    async with serving(model, limits=LIMITS) as client:
-        body = {"files": parts or {"x": (None, "")}, "data": fields}
-        if not parts:
-            body = {"files": {name: (None, value) for name, value in fields.items()}}
-        assert said in error_of(await client.post("/tasks", **body), status)
-        assert uploads(model) == []
-        assert list((model / ".serve" / "jobs").glob("*")) == []
-        assert (await client.get("/jobs")).json() == []
-    inside = {"model/.lock", "model/.serve/jobs.json"}
-    assert {name for name, _ in sandbox.contents(model.parent).items() ^ outside.items()} <= inside
-
-
-async def test_malformed_requests_are_refused(model: Path):
-    async with serving(model, limits=LIMITS) as client:
-        assert error_of(await client.post("/predict", json={}), 415)
-        assert error_of(await client.post("/predict"), 415)
-        kind = {"content-type": "multipart/form-data; boundary=xx"}
-        whole = b'--xx\r\ncontent-disposition: form-data; name="images"; filename="a"\r\n\r\nabc\r\n--xx--\r\n'
-        for length in range(len(whole) - 4):
-            assert (await client.post("/predict", content=whole[:length], headers=kind)).status_code in (400, 422), (
-                length
-            )
-        assert error_of(await client.post("/predict", content=b"garbage", headers=kind), 400)
-        assert error_of(await client.post("/predict?top_k=0", files={"images": SMALL}), 422)
-        assert error_of(await client.post("/predict?top_k=x", files={"images": SMALL}), 422)
-        assert error_of(await client.get("/nothing"), 404)
-        assert error_of(await client.get("/predict"), 405)
-        assert error_of(await client.get("/static/../app.py"), 404)
-        assert error_of(await client.get("/static/%2e%2e/app.py"), 404)
-        assert error_of(await client.delete("/tasks/first"), 422)
-        assert error_of(await client.get("/jobs/99999999999999999999"), 404)
-
-
-async def test_slow_and_crowding_clients_are_refused(model: Path):
-    async def slowly() -> AsyncIterator[bytes]:
-        yield b"--xx\r\n"
-        await asyncio.sleep(5)
-
-    kind = {"content-type": "multipart/form-data; boundary=xx"}
-    async with serving(model, limits=Limits(body_seconds=0.1)) as client:
-        assert error_of(await client.post("/predict", content=slowly(), headers=kind), 408)
-    async with serving(model, limits=Limits(memory_bytes=100)) as client:
-        reply = await client.post("/predict", files={"images": SMALL * 9})
-        assert "memory" in error_of(reply, 429)
-        assert client.service._held == 0
-    async with serving(model, limits=Limits(queued_images=1)) as client:
-        reply = await client.post("/predict", files=[("images", ("a.png", SMALL))] * 2)
-        assert "to answer" in error_of(reply, 429)
-        assert int(reply.headers["retry-after"]) > 0
-        assert (await client.post("/predict", files={"images": SMALL})).status_code == 200
-
-
-async def test_token_host_and_origin(model: Path):
-    async with serving(model, rules=Rules(TOKEN, closed=True)) as client:
-        del client.headers["authorization"]
-        for method, path in (
-            ("GET", "/model"),
-            ("POST", "/predict"),
-            ("POST", "/tasks"),
-            ("DELETE", "/tasks/1"),
-            ("GET", "/jobs"),
-        ):
-            for headers in (
-                {},
-                {"authorization": "Bearer wrong"},
-                {"authorization": TOKEN},
-                {"authorization": "Bearer ü".encode()},
-            ):
-                reply = await client.request(method, path, headers=headers)
-                assert "token" in error_of(reply, 401)
-                assert reply.headers["www-authenticate"] == "Bearer"
-        reply = await client.get("/model", headers=SHOWN)
-        assert reply.json()["token_required"] is True
-        assert (await client.post("/predict", files={"images": SMALL}, headers=SHOWN)).status_code == 200
-        for path in ("/", "/healthz", "/docs", "/openapi.json", "/static/app.js"):
-            assert (await client.get(path)).status_code == 200, path
-    async with serving(model) as client:
-        del client.headers["authorization"]
-        for method, path in (
-            ("POST", "/tasks"),
-            ("DELETE", "/tasks/1"),
-            ("DELETE", "/classes/ash"),
-            ("DELETE", "/jobs/1"),
-        ):
-            for headers in ({}, {"authorization": "Bearer wrong"}):
-                assert "token" in error_of(await client.request(method, path, headers=headers), 401)
-        assert (await client.get("/model")).json()["token_required"] is False
-        assert (await client.get("/model")).json()["classes"] == ["ash", "birch", "cedar"]
-        for host in ("evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", "", "[::1", "192.168.0.1"):
-            assert error_of(await client.get("/model", headers={"host": host}), 421)
-        for host in ("localhost:8000", "[::1]:80", "127.0.0.1"):
-            assert (await client.get("/model", headers={"host": host})).status_code == 200
-        for headers in (
-            {"origin": "https://evil.example"},
-            {"origin": "null"},
-            {"sec-fetch-site": "cross-site"},
-            {"origin": "//["},
-        ):
-            assert (await client.post("/predict", files={"images": SMALL}, headers=headers)).status_code in (400, 403)
-        reply = await client.post("/predict", files={"images": SMALL}, headers={"origin": HERE})
-        assert reply.status_code == 200
-        assert not [name for name in reply.headers if name.startswith("access-control")]
-        assert reply.headers["x-content-type-options"] == "nosniff"
-        assert "default-src 'self'" in reply.headers["content-security-policy"]
-
-
-def test_other_addresses_need_a_token(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv("DUALPROMPT_TOKEN", raising=False)
-    for host in ("127.0.0.1", "::1", "localhost"):
-        made = rules_for(host, None)
-        assert made == Rules(made.token)
-        assert len(made.token) > 20
-        assert made.token != rules_for(host, None).token
-        assert rules_for(host, TOKEN) == Rules(TOKEN, closed=True)
-    for host in ("0.0.0.0", "::", "192.168.0.1", "example.org"):
-        with pytest.raises(DualPromptError, match="token"):
-            rules_for(host, None)
-        assert rules_for(host, TOKEN) == Rules(TOKEN, local=False, closed=True)
-    with pytest.raises(DualPromptError, match="at least 16"):
-        rules_for("0.0.0.0", "short")
-    for token in ("ein längliches Geheimnis", " a token with space around ", "a token\nof two lines"):
-        with pytest.raises(DualPromptError, match="printable ASCII"):
-            rules_for("127.0.0.1", token)
-    monkeypatch.setenv("DUALPROMPT_TOKEN", TOKEN)
-    assert rules_for("0.0.0.0", None) == Rules(TOKEN, local=False, closed=True)
-
-
 async def test_pages_load_nothing_from_elsewhere(model: Path):
     async with serving(model) as client:
         for path in ("/", "/docs", "/static/app.js", "/static/style.css"):
@@ -790,19 +414,6 @@ async def test_metrics_name_routes_and_never_what_clients_make_up(world: World, 
     assert "dualprompt_queue_images 0.0" in text
 
 
-async def test_full_disk_during_an_upload_is_said_and_leaves_nothing(model: Path, monkeypatch: pytest.MonkeyPatch):
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    async with serving(model) as client:
-        with monkeypatch.context() as patch:
-            patch.setattr("dualprompt.serve.uploads._Assembler._data", full)
-            reply = await client.post("/tasks", files=named("a/1.png"))
-        assert "disk is full" in error_of(reply, 507)
-        assert uploads(model) == []
-        assert (await client.post("/predict", files={"images": SMALL})).status_code == 200
-
-
 @pytest.mark.parametrize("cores", [1, 2, 3])
 def test_a_batch_that_cores_share_is_answered_in_order(world: World, model: Path, cores: int):
     served = ServedModel(model, "cpu")
@@ -838,182 +449,7 @@ async def test_only_one_server_for_a_model(model: Path, monkeypatch: pytest.Monk
     assert said == []
 
 
-def prepare_job(world: World, model: Path, *names: str, epochs: int = 1) -> tuple[Path, int]:
-    """Put a job on record as a server does, and stop before it runs; return its folder and id."""
-
-    async def prepare() -> tuple[Path, int]:
-        served = ServedModel(model, "cpu")
-        jobs = Jobs(served, Limits(), _nothing)
-        async with jobs.room() as folder:
-            found = []
-            for name in names:
-                for path in pictures(world, name):
-                    copy = folder / "images" / f"{len(found):06}.png"
-                    shutil.copy(path, copy)
-                    found.append(Picture(name, f"{name}/{path.name}", copy))
-            job = jobs.add(folder, found, "third", epochs, False)
-        job.state, job.attempts = "running", 1
-        jobs._save()
-        served.close()
-        return folder, job.id
-
-    return asyncio.run(prepare())
-
-
-async def _nothing() -> None:
-    pass
-
-
-def _teach(model: str, job: str, log: str, at: int) -> None:
-    """Learn a job; SIGKILL hits right before the `at`-th change to the model's files."""
-    import torch
-
-    from dualprompt.serve.teach import Reporter, teach
-
-    torch.set_num_threads(1)
-    changes: list[str] = []
-
-    def count(event: str, details: tuple[Any, ...]) -> None:
-        if event not in ("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.symlink", "os.link"):
-            return
-        path = str(details[0])
-        if not path.startswith(model) or (event == "open" and details[1] in (None, "r", "rb")):
-            return
-        there = Path(path).exists()
-        if "/work" in path or (event == "os.mkdir" and there) or (event == "os.remove" and not there):
-            return  # what learning itself keeps there matters to nobody else; the others change nothing
-        changes.append(f"{event} {path}")
-        if len(changes) == at:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    sys.addaudithook(count)
-    with open(os.devnull, "w") as nowhere:  # noqa: PTH123
-        teach(Path(model), Path(job), Reporter(nowhere))
-    Path(log).write_text("\n".join(changes))
-
-
-def teach_until(model: Path, job: Path, log: Path, at: int) -> int:
-    """Learn in a process of its own; return its exit code."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(sandbox.PRELOADED)
-    process = context.Process(target=_teach, args=(str(model), str(job), str(log), at))
-    process.start()
-    process.join(60)
-    assert process.exitcode is not None
-    return process.exitcode
-
-
-def test_killed_at_any_change_to_the_model_the_next_server_finds_the_old_or_the_new(
-    world: World, saved: Path, tmp_path: Path
-):
-    complete = tmp_path / "complete"
-    shutil.copytree(saved, complete)
-    first, _ = prepare_job(world, complete, "elm")
-    assert teach_until(complete, first, tmp_path / "log", at=-1) == 0
-    changes = (tmp_path / "log").read_text().split("\n")
-    assert len(changes) > 3
-    old, new = ("ash", "birch", "cedar"), ("ash", "birch", "cedar", "elm")
-    probe = [path for name in old for path in pictures(world, name, "test")]
-    expected = ContinualLearner.load(saved, "cpu").predict(probe)
-    outcomes = []
-    for at in range(1, len(changes) + 1):
-        model = tmp_path / f"model-{at}"
-        shutil.copytree(saved, model)
-        folder, number = prepare_job(world, model, "elm")
-        shutil.copytree(first / "work", folder / "work")  # it need not be learned each time: what follows matters
-        assert teach_until(model, folder, tmp_path / "log", at) == -signal.SIGKILL, changes[at - 1]
-
-        async def restart(model: Path = model, number: int = number) -> tuple[Any, ...]:
-            served = ServedModel(model, "cpu")
-            jobs = Jobs(served, Limits(), _nothing)
-            jobs._recover()
-            found = (tuple(served.learner.classes), jobs.jobs[number].state, served.learner.predict(probe))
-            served.close()
-            return found
-
-        classes, state, answers = asyncio.run(restart())
-        assert (classes, state) in ((old, "queued"), (new, "done")), changes[at - 1]
-        if classes == old:
-            assert [answer.to_dict() for answer in answers] == [answer.to_dict() for answer in expected]
-            assert (folder / "lesson.json").exists()
-        else:
-            assert not folder.exists()
-        outcomes.append(state)
-    assert outcomes == sorted(outcomes, reverse=True)  # "queued" until the switch, "done" from then on
-    assert outcomes[0] == "queued"
-
-
-@contextlib.contextmanager
-def server(model: Path) -> Iterator[tuple[Any, subprocess.Popen[str]]]:
-    """Run the installed command; yield a client that may do everything, and the process."""
-    command = [COMMAND, "serve", str(model), "--port", "0", "--json", "--device", "cpu"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    try:
-        assert process.stdout
-        text = "".join(iter(process.stdout.readline, "}\n")) + "}"
-        told = json.loads(text)
-        assert told["page"] == f"{told['url']}/#token={told['token']}"
-        shown = {"authorization": f"Bearer {told['token']}"}
-        with httpx.Client(base_url=told["url"], timeout=60, headers=shown) as client:
-            yield client, process
-    finally:
-        process.kill()
-        process.wait()
-
-
-def test_a_killed_server_takes_the_job_up_again(world: World, model: Path):
-    with server(model) as (client, process):
-        reply = client.post("/tasks", files=lesson(world, "elm"), data={"epochs": "3"})
-        job = reply.json()["id"]
-        until(lambda: client.get(f"/jobs/{job}").json()["state"] == "running")
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    assert uploads(model)
-    with server(model) as (client, _):
-        assert client.post("/predict", files=files(pictures(world, "ash", "test")[0])).status_code == 200
-        until(lambda: client.get(f"/jobs/{job}").json()["state"] == "done")
-        assert client.get("/model").json()["classes"] == ["ash", "birch", "cedar", "elm"]
-    assert uploads(model) == []
-
-
-def test_a_job_interrupted_too_often_fails_and_its_images_go(world: World, model: Path):
-    folder, number = prepare_job(world, model, "elm")
-    record = model / ".serve" / "jobs.json"
-    found = json.loads(record.read_text())
-    found["jobs"][0]["attempts"] = 2
-    record.write_text(json.dumps(found))
-    stray = folder.with_name("000099")
-    (stray / "images").mkdir(parents=True)
-    (stray / "images" / "a.png").write_bytes(SMALL)
-
-    async def restart() -> Any:
-        served = ServedModel(model, "cpu")
-        jobs = Jobs(served, Limits(), _nothing)
-        jobs._recover()
-        served.close()
-        return jobs.jobs[number]
-
-    job = asyncio.run(restart())
-    assert (job.state, job.images) == ("failed", 7)
-    assert "interrupted" in job.error
-    assert uploads(model) == []
-
-
-def until(done: Any, seconds: float = 60) -> None:
-    """Wait until something is so."""
-    for _ in range(int(seconds / 0.05)):
-        if done():
-            return
-        time.sleep(0.05)
-    raise AssertionError("it never came")
-
-
 def test_the_command_refuses_clearly(model: Path, tmp_path: Path):
     assert "token" in sandbox.call("serve", model, "--host", "0.0.0.0").error
     assert "--port" in sandbox.call("serve", model, "--port", "70000").error
     assert "nothing" in sandbox.call("serve", tmp_path / "nothing", "--port", "0").error
-
-
-def test_limits_are_all_used():
-    source = "".join(path.read_text() for path in (Path(__file__).parents[1] / "src/dualprompt/serve").glob("*.py"))
-    assert [name for name in vars(Limits()) if f"limits.{name}" not in source] == []

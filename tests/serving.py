@@ -1,0 +1,114 @@
+"""What tests of the server share: the application in this process, pictures to send, and waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import struct
+import zipfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from sandbox import World, pictures
+
+pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
+httpx = pytest.importorskip("httpx", reason="httpx is not installed")
+
+from dualprompt.serve.app import create_app  # noqa: E402
+from dualprompt.serve.guard import Rules  # noqa: E402
+from dualprompt.serve.limits import Limits  # noqa: E402
+from dualprompt.serve.model import ServedModel  # noqa: E402
+from dualprompt.serve.service import Settings  # noqa: E402
+
+TOKEN = "a token of twenty-six letters"
+SHOWN = {"authorization": f"Bearer {TOKEN}"}
+HERE = "http://127.0.0.1"
+
+
+def png(width: int = 20, height: int = 20, mode: str = "RGB") -> bytes:
+    file = io.BytesIO()
+    Image.new(mode, (width, height)).save(file, "PNG")
+    return file.getvalue()
+
+
+def files(*paths: Path) -> list[tuple[str, tuple[str, bytes]]]:
+    """Pictures as /predict takes them."""
+    return [("images", (path.name, path.read_bytes())) for path in paths]
+
+
+def lesson(world: World, *names: str) -> list[tuple[str, tuple[str, bytes]]]:
+    """Pictures as /tasks takes them."""
+    return [("images", (f"{name}/{path.name}", path.read_bytes())) for name in names for path in pictures(world, name)]
+
+
+def archive(entries: dict[str, bytes], **options: Any) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, **options) as opened:
+        for name, content in entries.items():
+            opened.writestr(name, content)
+    return file.getvalue()
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    model: Path, *, limits: Limits | None = None, rules: Rules | None = None, **settings: Any
+) -> AsyncIterator[Any]:
+    """Run the application in this process; yield a client."""
+    app = create_app(ServedModel(model, "cpu"), Settings(rules or Rules(TOKEN), limits or Limits(), **settings))
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=transport, base_url=HERE, timeout=60, headers=SHOWN) as client,
+    ):
+        client.service = app.state.service
+        yield client
+
+
+async def finished(client: Any, job: int, seconds: float = 60) -> dict[str, Any]:
+    """Wait until a job has ended."""
+    for _ in range(int(seconds / 0.05)):
+        found = (await client.get(f"/jobs/{job}")).json()
+        if found["state"] in ("done", "failed"):
+            return found
+        await asyncio.sleep(0.05)
+    raise AssertionError("the job does not end")
+
+
+async def until_running(client: Any, job: int) -> int:
+    """Wait until a job learns; return the id of its process."""
+    for _ in range(600):
+        process = client.service.jobs._process
+        if client.service.jobs.jobs[job].state == "running" and process and process.returncode is None:
+            return process.pid
+        await asyncio.sleep(0.02)
+    raise AssertionError(client.service.jobs.jobs[job])
+
+
+def error_of(response: Any, status: int) -> str:
+    """The message of a refusal: one line of JSON."""
+    assert response.status_code == status, response.text
+    assert list(response.json()) == ["error"]
+    assert "\n" not in response.json()["error"]
+    return response.json()["error"]
+
+
+def uploads(model: Path) -> list[Path]:
+    """Everything of an upload that is left on disk."""
+    return [path for path in (model / ".serve" / "jobs").rglob("*") if path.is_file()]
+
+
+def zip64(content: bytes, entries: int | None = None, record: bytes = b"PK\x06\x06") -> bytes:
+    """An archive whose table of contents is told of as in archives of more than 4 GB, as some programs always do."""
+    count, size, start = struct.unpack("<HII", content[-12:-2])
+    told = struct.pack("<QHHIIQQQQ", 44, 45, 45, 0, 0, count, entries or count, size, start)
+    locator = struct.pack("<4sIQI", b"PK\x06\x07", 0, len(content) - 22, 1)
+    end = struct.pack("<4sHHHHIIH", b"PK\x05\x06", 0, 0, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0)
+    return content[:-22] + record + told + locator + end
+
+
+SMALL = png()

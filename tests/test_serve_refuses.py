@@ -1,0 +1,302 @@
+"""What the HTTP server refuses: too much, damaged, hostile, slow, or without the token. It leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import stat
+import struct
+import zipfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sandbox
+from serving import HERE, SHOWN, SMALL, TOKEN, archive, error_of, png, serving, uploads, zip64
+
+pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
+httpx = pytest.importorskip("httpx", reason="httpx is not installed")
+
+from dualprompt.errors import DualPromptError  # noqa: E402
+from dualprompt.serve.guard import Rules  # noqa: E402
+from dualprompt.serve.limits import Limits  # noqa: E402
+from dualprompt.serve.run import rules_for  # noqa: E402
+
+pytestmark = pytest.mark.anyio
+
+
+LIMITS = Limits(
+    predict_bytes=40_000,
+    teach_bytes=60_000,
+    image_bytes=30_000,
+    image_pixels=10_000,
+    predict_images=3,
+    task_images=4,
+    task_classes=2,
+    archive_entries=6,
+    archive_bytes=3_000_000,
+    archive_ratio=20,
+    epochs=9,
+)
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "parts"),
+    [
+        (413, "40000", [("images", ("a.png", bytes(20_000)))] * 3),
+        (413, "30000", [("images", ("a.png", bytes(31_000)))]),
+        (413, "at most 3", [("images", ("a.png", SMALL))] * 4),
+        (413, "pixels", [("images", ("a.png", png(101, 100)))]),
+        (413, "pixels", [("images", ("bomb.png", png(14_000, 14_000, "1")))]),
+        (422, "not an image", [("images", ("a.png", b"hello"))]),
+        (422, "not an image", [("images", ("a.png", b""))]),
+        (422, "not an image", [("images", ("a.eps", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"))]),
+        (422, "not an image", [("images", ("a.svg", b"<svg xmlns='http://www.w3.org/2000/svg'/>"))]),
+        (422, "damaged", [("images", ("a.png", SMALL[:50]))]),
+        (422, "unknown field", [("picture", ("a.png", SMALL))]),
+        (422, "unknown field", [("images", (None, SMALL))]),
+        (422, "broken.png", [("images", ("fine.png", SMALL)), ("images", ("broken.png", b"GIF89a"))]),
+    ],
+)
+async def test_predict_refuses(model: Path, status: int, said: str, parts: Any):
+    async with serving(model, limits=LIMITS) as client:
+        assert said in error_of(await client.post("/predict", files=parts), status)
+        assert (await client.post("/predict", files={"images": SMALL})).status_code == 200
+        assert client.service._held == 0
+
+
+def named(*names: str) -> list[tuple[str, tuple[str, bytes]]]:
+    return [("images", (name, SMALL)) for name in names]
+
+
+def tampered(**changes: Any) -> bytes:
+    """An archive of one picture whose table of contents was changed."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as opened:
+        info = zipfile.ZipInfo("a/1.png")
+        opened.writestr(info, SMALL * 10, zipfile.ZIP_DEFLATED)
+        for name, value in changes.items():
+            setattr(info, name, value)
+    return file.getvalue()
+
+
+def overlong() -> bytes:
+    """An archive that says it has 60,000 entries."""
+    content = bytearray(archive({"a/1.png": SMALL}))
+    content[-12:-8] = struct.pack("<HH", 60_000, 60_000)[:4]
+    return bytes(content[:-14]) + struct.pack("<HH", 60_000, 60_000) + bytes(content[-10:])
+
+
+def modest() -> bytes:
+    """An archive of 7 entries that says it has one."""
+    content = archive({f"a/{n}.txt": b"" for n in range(7)})
+    return content[:-14] + struct.pack("<HH", 1, 1) + content[-10:]
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "parts", "fields"),
+    [
+        (413, "60000", [("images", ("a/1.png", bytes(25_000)))] * 3, {}),
+        (413, "30000", [("images", ("a/1.png", bytes(31_000)))], {}),
+        (413, "at most 4", named(*(f"a/{n}.png" for n in range(5))), {}),
+        (413, "classes", named("a/1.png", "b/1.png", "c/1.png"), {}),
+        (413, "pixels", [("images", ("a/1.png", png(101, 100)))], {}),
+        (422, "not an image", [("images", ("a/1.png", b"hello"))], {}),
+        (422, "class folder", named("1.png"), {}),
+        (422, "relative path", named("../a/1.png"), {}),
+        (422, "relative path", named("/a/1.png"), {}),
+        (422, "name of a class", named("a\u200b/1.png"), {}),
+        (422, "name of a class", named(f"{'a' * 101}/1.png"), {}),
+        (422, "too long", named(f"a/{'b' * 256}.png"), {}),
+        (422, "no images", [], {"name": "x"}),
+        (422, "epochs", named("a/1.png"), {"epochs": "10"}),
+        (422, "epochs", named("a/1.png"), {"epochs": "-1"}),
+        (422, "epochs", named("a/1.png"), {"epochs": "٣"}),
+        (422, "again", named("a/1.png"), {"again": "maybe"}),
+        (422, "unknown field", named("a/1.png"), {"seed": "1"}),
+        (413, "longer", named("a/1.png"), {"name": "x" * 20_000}),
+        (422, "name of a class or task", named("a/1.png"), {"name": "a\nb"}),
+        (409, "knows 'ash' already", named("ash/1.png"), {}),
+        (409, "is called 'first' already", named("a/1.png"), {"name": "first"}),
+        (422, "not both", [*named("a/1.png"), ("archive", ("a.zip", archive({"a/1.png": SMALL})))], {}),
+        (422, "one archive", [("archive", ("a.zip", archive({"a/1.png": SMALL})))] * 2, {}),
+        (422, "no zip", [("archive", ("a.zip", b"hello"))], {}),
+        (422, "no zip", [("archive", ("a.zip", b""))], {}),
+        (422, "damaged", [("archive", ("a.zip", archive({"a/1.png": SMALL})[20:]))], {}),
+        (422, "no images", [("archive", ("a.zip", archive({"a/1.txt": b"x"})))], {}),
+        (422, "relative path", [("archive", ("a.zip", archive({"../a/1.png": SMALL})))], {}),
+        (422, "relative path", [("archive", ("a.zip", archive({"/etc/1.png": SMALL})))], {}),
+        (422, "relative path", [("archive", ("a.zip", archive({"a/b\\1.png": SMALL})))], {}),
+        (422, "relative path", [("archive", ("a.zip", archive({"C:/a/1.png": SMALL})))], {}),
+        (413, "6 entries", [("archive", ("a.zip", archive({f"a/{n}.txt": b"" for n in range(7)})))], {}),
+        (413, "at most 4", [("archive", ("a.zip", archive({f"a/{n}.png": SMALL for n in range(5)})))], {}),
+        (413, "6 entries", [("archive", ("a.zip", overlong()))], {}),
+        (413, "7 entries", [("archive", ("a.zip", modest()))], {}),
+        (413, "6 entries", [("archive", ("a.zip", zip64(archive({"a/1.png": SMALL}), 2**40)))], {}),
+        (422, "ZIP64", [("archive", ("a.zip", zip64(archive({"a/1.png": SMALL}), record=b"PK\0\0")))], {}),
+        (422, "too long", [("archive", ("a.zip", archive({f"a/{'b' * 9_000}.png": SMALL})))], {}),
+        (422, "too long", [("archive", ("a.zip", archive({f"a/{'b/' * 600}c.png": SMALL})))], {}),
+        (422, "claim more", [("archive", ("a.zip", tampered(compress_size=2**31)))], {}),
+        (413, "fold", [("archive", ("a.zip", archive({"a/1.txt": bytes(2_000_000)})))], {}),
+        (413, "3000000", [("archive", ("a.zip", archive({f"a/{n}.txt": bytes(1_000_000) for n in range(4)})))], {}),
+        (413, "30000", [("archive", ("a.zip", archive({"a/1.png": bytes(40_000)})))], {}),
+        (422, "link", [("archive", ("a.zip", tampered(external_attr=(stat.S_IFLNK | 0o777) << 16)))], {}),
+        (422, "link", [("archive", ("a.zip", tampered(external_attr=stat.S_IFIFO << 16)))], {}),
+        (422, "encrypted", [("archive", ("a.zip", tampered(flag_bits=1)))], {}),
+        (422, "deflate", [("archive", ("a.zip", tampered(compress_type=zipfile.ZIP_BZIP2)))], {}),
+        (422, "damaged", [("archive", ("a.zip", tampered(compress_type=zipfile.ZIP_STORED)))], {}),
+        (422, "damaged", [("archive", ("a.zip", tampered(CRC=1)))], {}),
+        (422, "version", [("archive", ("a.zip", tampered(extract_version=99)))], {}),
+        (422, "", [("archive", ("a.zip", tampered(file_size=10)))], {}),
+        (422, "", [("archive", ("a.zip", tampered(header_offset=999_999)))], {}),
+    ],
+)
+async def test_teach_refuses_and_leaves_nothing(
+    model: Path, status: int, said: str, parts: Any, fields: dict[str, str]
+):
+    outside = sandbox.contents(model.parent)
+    async with serving(model, limits=LIMITS) as client:
+        body = {"files": parts or {"x": (None, "")}, "data": fields}
+        if not parts:
+            body = {"files": {name: (None, value) for name, value in fields.items()}}
+        assert said in error_of(await client.post("/tasks", **body), status)
+        assert uploads(model) == []
+        assert list((model / ".serve" / "jobs").glob("*")) == []
+        assert (await client.get("/jobs")).json() == []
+    inside = {"model/.lock", "model/.serve/jobs.json"}
+    assert {name for name, _ in sandbox.contents(model.parent).items() ^ outside.items()} <= inside
+
+
+async def test_malformed_requests_are_refused(model: Path):
+    async with serving(model, limits=LIMITS) as client:
+        assert error_of(await client.post("/predict", json={}), 415)
+        assert error_of(await client.post("/predict"), 415)
+        kind = {"content-type": "multipart/form-data; boundary=xx"}
+        whole = b'--xx\r\ncontent-disposition: form-data; name="images"; filename="a"\r\n\r\nabc\r\n--xx--\r\n'
+        for length in range(len(whole) - 4):
+            assert (await client.post("/predict", content=whole[:length], headers=kind)).status_code in (400, 422), (
+                length
+            )
+        assert error_of(await client.post("/predict", content=b"garbage", headers=kind), 400)
+        assert error_of(await client.post("/predict?top_k=0", files={"images": SMALL}), 422)
+        assert error_of(await client.post("/predict?top_k=x", files={"images": SMALL}), 422)
+        assert error_of(await client.get("/nothing"), 404)
+        assert error_of(await client.get("/predict"), 405)
+        assert error_of(await client.get("/static/../app.py"), 404)
+        assert error_of(await client.get("/static/%2e%2e/app.py"), 404)
+        assert error_of(await client.delete("/tasks/first"), 422)
+        assert error_of(await client.get("/jobs/99999999999999999999"), 404)
+
+
+async def test_slow_and_crowding_clients_are_refused(model: Path):
+    async def slowly() -> AsyncIterator[bytes]:
+        yield b"--xx\r\n"
+        await asyncio.sleep(5)
+
+    kind = {"content-type": "multipart/form-data; boundary=xx"}
+    async with serving(model, limits=Limits(body_seconds=0.1)) as client:
+        assert error_of(await client.post("/predict", content=slowly(), headers=kind), 408)
+    async with serving(model, limits=Limits(memory_bytes=100)) as client:
+        reply = await client.post("/predict", files={"images": SMALL * 9})
+        assert "memory" in error_of(reply, 429)
+        assert client.service._held == 0
+    async with serving(model, limits=Limits(queued_images=1)) as client:
+        reply = await client.post("/predict", files=[("images", ("a.png", SMALL))] * 2)
+        assert "to answer" in error_of(reply, 429)
+        assert int(reply.headers["retry-after"]) > 0
+        assert (await client.post("/predict", files={"images": SMALL})).status_code == 200
+
+
+async def test_token_host_and_origin(model: Path):
+    async with serving(model, rules=Rules(TOKEN, closed=True)) as client:
+        del client.headers["authorization"]
+        for method, path in (
+            ("GET", "/model"),
+            ("POST", "/predict"),
+            ("POST", "/tasks"),
+            ("DELETE", "/tasks/1"),
+            ("GET", "/jobs"),
+        ):
+            for headers in (
+                {},
+                {"authorization": "Bearer wrong"},
+                {"authorization": TOKEN},
+                {"authorization": "Bearer ü".encode()},
+            ):
+                reply = await client.request(method, path, headers=headers)
+                assert "token" in error_of(reply, 401)
+                assert reply.headers["www-authenticate"] == "Bearer"
+        reply = await client.get("/model", headers=SHOWN)
+        assert reply.json()["token_required"] is True
+        assert (await client.post("/predict", files={"images": SMALL}, headers=SHOWN)).status_code == 200
+        for path in ("/", "/healthz", "/docs", "/openapi.json", "/static/app.js"):
+            assert (await client.get(path)).status_code == 200, path
+    async with serving(model) as client:
+        del client.headers["authorization"]
+        for method, path in (
+            ("POST", "/tasks"),
+            ("DELETE", "/tasks/1"),
+            ("DELETE", "/classes/ash"),
+            ("DELETE", "/jobs/1"),
+        ):
+            for headers in ({}, {"authorization": "Bearer wrong"}):
+                assert "token" in error_of(await client.request(method, path, headers=headers), 401)
+        assert (await client.get("/model")).json()["token_required"] is False
+        assert (await client.get("/model")).json()["classes"] == ["ash", "birch", "cedar"]
+        for host in ("evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", "", "[::1", "192.168.0.1"):
+            assert error_of(await client.get("/model", headers={"host": host}), 421)
+        for host in ("localhost:8000", "[::1]:80", "127.0.0.1"):
+            assert (await client.get("/model", headers={"host": host})).status_code == 200
+        for headers in (
+            {"origin": "https://evil.example"},
+            {"origin": "null"},
+            {"sec-fetch-site": "cross-site"},
+            {"origin": "//["},
+        ):
+            assert (await client.post("/predict", files={"images": SMALL}, headers=headers)).status_code in (400, 403)
+        reply = await client.post("/predict", files={"images": SMALL}, headers={"origin": HERE})
+        assert reply.status_code == 200
+        assert not [name for name in reply.headers if name.startswith("access-control")]
+        assert reply.headers["x-content-type-options"] == "nosniff"
+        assert "default-src 'self'" in reply.headers["content-security-policy"]
+
+
+def test_other_addresses_need_a_token(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("DUALPROMPT_TOKEN", raising=False)
+    for host in ("127.0.0.1", "::1", "localhost"):
+        made = rules_for(host, None)
+        assert made == Rules(made.token)
+        assert len(made.token) > 20
+        assert made.token != rules_for(host, None).token
+        assert rules_for(host, TOKEN) == Rules(TOKEN, closed=True)
+    for host in ("0.0.0.0", "::", "192.168.0.1", "example.org"):
+        with pytest.raises(DualPromptError, match="token"):
+            rules_for(host, None)
+        assert rules_for(host, TOKEN) == Rules(TOKEN, local=False, closed=True)
+    with pytest.raises(DualPromptError, match="at least 16"):
+        rules_for("0.0.0.0", "short")
+    for token in ("ein längliches Geheimnis", " a token with space around ", "a token\nof two lines"):
+        with pytest.raises(DualPromptError, match="printable ASCII"):
+            rules_for("127.0.0.1", token)
+    monkeypatch.setenv("DUALPROMPT_TOKEN", TOKEN)
+    assert rules_for("0.0.0.0", None) == Rules(TOKEN, local=False, closed=True)
+
+
+async def test_full_disk_during_an_upload_is_said_and_leaves_nothing(model: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    async with serving(model) as client:
+        with monkeypatch.context() as patch:
+            patch.setattr("dualprompt.serve.uploads._Assembler._data", full)
+            reply = await client.post("/tasks", files=named("a/1.png"))
+        assert "disk is full" in error_of(reply, 507)
+        assert uploads(model) == []
+        assert (await client.post("/predict", files={"images": SMALL})).status_code == 200
+
+
+def test_limits_are_all_used():
+    source = "".join(path.read_text() for path in (Path(__file__).parents[1] / "src/dualprompt/serve").glob("*.py"))
+    assert [name for name in vars(Limits()) if f"limits.{name}" not in source] == []
