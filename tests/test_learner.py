@@ -22,6 +22,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from dualprompt.backbones.known import REPLACED
 from dualprompt.data.sources import ArraySource, Dataset, FileSource, Split
 from dualprompt.errors import DualPromptError
 from dualprompt.learner import Answer, ContinualLearner, TaskInfo
@@ -589,6 +590,19 @@ def test_a_model_of_another_backbone_is_refused(world: World, kept: Path, tmp_pa
     moved = ContinualLearner.load(kept, backbone=str(tmp_path / "moved.safetensors"))
     images = trees(world, "ash")
     assert moved.predict(images) == ContinualLearner.load(kept).predict(images)
+
+
+def test_a_model_of_an_embedded_backbone_that_was_replaced_is_refused(kept: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(kept, tmp_path / "old"))
+    facts = json.loads((path / "model.json").read_text())
+    for sha256, named in REPLACED.items():
+        old = {"name": "embedded", "sha256": sha256, "input_size": None}
+        (path / "model.json").write_text(json.dumps(facts | {"backbone": old}))
+        before = contents(path)
+        error = call("predict", path, tmp_path).error
+        assert f"{path} was made with an embedded backbone ({named})" in error
+        assert error.endswith("has replaced; learn its classes again, or keep the version that made it")
+        assert contents(path) == before
 
 
 def test_what_is_no_model_is_refused(kept: Path, tmp_path: Path) -> None:

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from dualprompt.backbones.known import REPLACED
+from dualprompt.config import RunConfig
+from dualprompt.training.run import config_digest
 from sandbox import VIT, World, call, contents, interrupted, make_world, remains, start, write_weights
 
 
@@ -66,6 +69,33 @@ def test_nothing_that_decides_the_result_may_change(
     assert message.format(run=run) in refused.error
     assert refused.out == ""
     assert contents(run) == before
+
+
+@pytest.mark.parametrize("command", ["resume", "eval"])
+def test_a_run_of_an_embedded_backbone_that_was_replaced_is_refused(
+    command: str, world: World, finished: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    if command == "resume":
+        interrupted(world, run)
+    else:
+        shutil.copytree(finished, run)
+    manifest = json.loads((run / "manifest.json").read_text())
+    for sha256, named in REPLACED.items():
+        manifest["config"]["backbone"]["name"] = "embedded"
+        manifest["config"]["benchmark"]["dataset"] = "mini-of-old"  # its pictures need not be there any more
+        digest = config_digest(RunConfig.model_validate(manifest["config"]))
+        manifest["identity"] |= {"weights": sha256, "config": digest}
+        (run / "manifest.json").write_text(json.dumps(manifest))
+        before = contents(run)
+        refused = call(command, run)
+        assert refused.error == (
+            f"run {run} began with an embedded backbone ({named}) that this version of dualprompt has replaced; "
+            "start a new run, or go on with the version that began it"
+        )
+        assert contents(run) == before
+    if command == "eval":
+        assert call("show", run).code == 0, "its numbers stay readable"
 
 
 def test_restored_data_are_the_same_data(world: World, finished: Path, tmp_path: Path) -> None:

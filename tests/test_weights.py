@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -18,9 +20,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dualprompt.backbones import weights
-from dualprompt.backbones.known import KNOWN, known
+from dualprompt.backbones.known import EMBEDDED_FILE, EMBEDDED_SHA256, KNOWN, known
 from dualprompt.backbones.vit import VisionTransformer, ViTConfig
 from dualprompt.errors import DualPromptError
+from dualprompt.files import packaged
 
 SMALL = ViTConfig(image_size=24, patch_size=8, dim=64, depth=3, heads=1, mlp_dim=96)
 HEADER = {
@@ -65,21 +68,42 @@ def test_embedded() -> None:
     checkpoint = weights.read("embedded")
     info = checkpoint.info
     assert (info.input_size, info.mean, info.std, info.interpolation) == (
-        128,
+        224,
         (0.5,) * 3,
         (0.5,) * 3,
-        "bilinear",
+        "bicubic",
     )
-    assert (info.licence, info.normalisation, info.parameters) == ("Apache-2.0", "checkpoint", 5_499_072)
-    assert checkpoint.config == ViTConfig(image_size=128, patch_size=16, dim=192, depth=12, heads=3, mlp_dim=768)
+    assert (info.licence, info.normalisation, info.parameters) == ("Apache-2.0", "checkpoint", 5_524_416)
+    assert checkpoint.config == ViTConfig(image_size=224, patch_size=16, dim=192, depth=12, heads=3, mlp_dim=768)
     assert {tensor.dtype for tensor in checkpoint.tensors.values()} == {torch.float32}  # stored in fp16
     assert json.loads(json.dumps(asdict(info)))["mean"] == [0.5, 0.5, 0.5]
     model = weights.build(checkpoint)
     assert not model.training
     assert not any(parameter.requires_grad for parameter in model.parameters())
-    features = model(torch.zeros(1, 3, 128, 128))
+    features = model(torch.zeros(1, 3, 224, 224))
     assert features.shape == (1, 192)
     assert bool(features.isfinite().all())
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "wrong SHA-256"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-1] + b"!"), "wrong SHA-256"),  # a whole file, another weight
+        (lambda path: path.unlink(), "No such file"),
+    ],
+)
+def test_damaged_embedded_weights_are_told(
+    damage: Callable[[Path], None], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = packaged(EMBEDDED_FILE, EMBEDDED_SHA256)
+    monkeypatch.setattr("dualprompt.files.ASSETS", tmp_path)
+    path = Path(shutil.copy(whole, tmp_path))
+    assert weights.read("embedded").info.sha256 == EMBEDDED_SHA256
+    damage(path)
+    message = message_of("embedded")
+    assert message.startswith(f"{path}, which comes with dualprompt, is damaged ({reason}")
+    assert message.endswith("install dualprompt again")
 
 
 architectures = st.builds(
@@ -299,7 +323,7 @@ def test_listing_needs_no_torch() -> None:
     program = "import sys, dualprompt.backbones.known as it; sys.exit(not it.known() or 'torch' in sys.modules)"
     paths = {"PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ, **paths})
-    assert {"name", "title", "source", "licence", "needs_network"} == set(known()[0])
+    assert {"name", "title", "source", "licence", "needs_network", "notes"} == set(known()[0])
     assert [entry["name"] for entry in known() if not entry["needs_network"]] == ["embedded", "vit-b16-random"]
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from dualprompt.errors import DualPromptError
 
 LOCK = ".lock"
+ASSETS = Path(__file__).parent / "assets"
 INHERITED = "DUALPROMPT_LOCK"  # names the open lock file that a process was given by the one that started it
 
 
@@ -130,6 +131,18 @@ def sha256(path: Path) -> str:
     """Return the SHA-256 of a file's bytes, in hex."""
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def packaged(name: str, checksum: str) -> Path:
+    """Return a data file that comes with the package, whose SHA-256 must be `checksum`."""
+    path = ASSETS / name
+    try:
+        fault = None if sha256(path) == checksum else "wrong SHA-256"
+    except OSError as error:
+        fault = error.strerror or str(error)
+    if fault:
+        raise DualPromptError(f"{path}, which comes with dualprompt, is damaged ({fault}); install dualprompt again")
+    return path
 
 
 def digest(value: Any) -> str:

@@ -27,6 +27,7 @@ from PIL import Image
 
 from dualprompt import __version__
 from dualprompt.backbones import weights
+from dualprompt.backbones.known import EMBEDDED, REPLACED
 from dualprompt.config import RunConfig, merge, nested, parse
 from dualprompt.data.stream import TaskStream
 from dualprompt.data.views import View
@@ -556,6 +557,11 @@ class ContinualLearner:
             values = {"method": facts["method"], "train": facts["train"]}
             learner._set_up(values, backbone or said["name"], said["input_size"], device, facts["seed"])
             if learner._weights.sha256 != said["sha256"]:
+                if said["name"] == EMBEDDED.name and said["sha256"] in REPLACED:
+                    raise DualPromptError(
+                        f"{path} was made with an embedded backbone ({REPLACED[said['sha256']]}) that this version of "
+                        "dualprompt has replaced; learn its classes again, or keep the version that made it"
+                    )
                 raise DualPromptError(
                     f"{path} was made with another backbone than the '{learner._weights.name}' that is here "
                     "(its SHA-256 differs); restore the file, or give its place with backbone="

@@ -15,16 +15,24 @@ class Known:
     source: str  # hub id, or where the embedded file comes from
     licence: str = "Apache-2.0"
     needs_network: bool = True  # for the first use; the hub's cache serves the later ones
+    notes: str = ""  # what one must know to trust it
 
 
 EMBEDDED = Known(
     "embedded",
-    "ViT-Ti/16 at 128 px, distilled from EfficientNet-Lite2; comes with the package",
-    "distilled by this project",
+    "ViT-Ti/16 at 224 px, AugReg, ImageNet-21k then ImageNet-1k; comes with the package",
+    "vit_tiny_patch16_224.augreg_in21k_ft_in1k (Google AugReg, timm)",
     needs_network=False,
+    notes="rounded to fp16, head removed. It came from a public repository that republishes the tensors without naming "
+    "them. What it is, was checked: 73.6 % top-1 and 93.2 % top-5 on 500 ImageNet validation images with mean = std = "
+    "0.5 (42.2 % with ImageNet's mean and std); timm states 75.5 % on all 50,000. The licence is timm's for it.",
 )
-EMBEDDED_FILE = "vit_tiny_patch16_128.distilled.safetensors"
-EMBEDDED_SHA256 = "fa884803bf5bbd11d03d6c258bb977d5d511c7e787fe22401541d61a751714c1"
+EMBEDDED_FILE = "vit_tiny_patch16_224.augreg_in21k_ft_in1k.safetensors"
+EMBEDDED_SHA256 = "3edb492ad370f74869a7813fc591b9380244721500386ad66d0ca6432477f222"
+# By the SHA-256 of their file: backbones that `embedded` once stood for. What was learned with one needs that one.
+REPLACED = {
+    "fa884803bf5bbd11d03d6c258bb977d5d511c7e787fe22401541d61a751714c1": "a distilled ViT-Ti/16 at 128 px",
+}
 
 RANDOM = Known(
     "vit-b16-random",
@@ -63,5 +71,5 @@ KNOWN: dict[str, Known] = {
 
 
 def known() -> list[dict[str, Any]]:
-    """Return every short name with its title, source, licence and whether its first use needs a network."""
+    """Return every short name with its title, source, licence, whether its first use needs a network, and notes."""
     return [asdict(entry) for entry in KNOWN.values()]

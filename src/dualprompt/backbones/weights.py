@@ -16,7 +16,6 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,7 +30,7 @@ from dualprompt.backbones.known import EMBEDDED, EMBEDDED_FILE, EMBEDDED_SHA256,
 from dualprompt.backbones.layouts import to_timm
 from dualprompt.backbones.vit import VisionTransformer, ViTConfig, resize_positions
 from dualprompt.errors import DualPromptError, nearest
-from dualprompt.files import sha256
+from dualprompt.files import packaged, sha256
 from dualprompt.progress import SILENT, Progress
 
 __all__ = ["Checkpoint", "CheckpointInfo", "absolute_name", "build", "known", "read"]
@@ -74,11 +73,7 @@ def read(name: str, progress: Progress = SILENT) -> Checkpoint:
     shape, not finite, or of another architecture.
     """
     if name == EMBEDDED.name:
-        with resources.as_file(resources.files("dualprompt") / "assets" / EMBEDDED_FILE) as path:
-            checkpoint = _read_file(name, path, Facts(licence=EMBEDDED.licence))
-        if checkpoint.info.sha256 != EMBEDDED_SHA256:
-            raise DualPromptError(f"the embedded weights {path} are damaged (wrong SHA-256); install dualprompt again")
-        return checkpoint
+        return _read_file(name, packaged(EMBEDDED_FILE, EMBEDDED_SHA256), Facts(licence=EMBEDDED.licence))
     if name == RANDOM.name:
         return _random()
     path, facts = _locate(name, progress)

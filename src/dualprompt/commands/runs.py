@@ -162,6 +162,7 @@ def do_eval(options: argparse.Namespace) -> None:
     found, setup = [], None
     with Terminal() as terminal:
         for run in judged:
+            run.check_backbone()
             setup = prepare(group.elsewhere_config(run.folder, run.config(), here), terminal, share=setup)
             run.check_same(setup.identity)
             for selection in selections:

@@ -166,6 +166,8 @@ def _run(members: list[Member], folder: Path, progress: Progress, first: Setup |
     for number, member in enumerate(members):
         run = Run(folder / member.folder)
         if not run.finished:
+            if run.manifest_path.is_file():
+                run.check_backbone()  # before its images, which may have been replaced as well
             if setup is None or number > 0:
                 setup = prepare(member.config, progress, share=setup)
             shown = progress if setup.fabric.is_global_zero else SILENT

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dualprompt import __version__
+from dualprompt.backbones.known import EMBEDDED, REPLACED
 from dualprompt.backbones.weights import CheckpointInfo
 from dualprompt.config import EvaluateConfig, RunConfig, parse
 from dualprompt.data.stream import TaskStream
@@ -151,6 +152,16 @@ class Run:
                 "undo the change or start a new run"
             )
         return config
+
+    def check_backbone(self) -> None:
+        """Refuse to go on with a run of an embedded backbone that this version does not have any more."""
+        manifest = self.manifest()
+        replaced = REPLACED.get(manifest["identity"]["weights"])
+        if replaced and manifest["config"]["backbone"]["name"] == EMBEDDED.name:
+            raise DualPromptError(
+                f"run {self.folder} began with an embedded backbone ({replaced}) that this version of dualprompt has "
+                "replaced; start a new run, or go on with the version that began it"
+            )
 
     def check_same(self, found: Identity) -> None:
         """Refuse to go on with other data or weights than the run began with."""
