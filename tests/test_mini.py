@@ -1,17 +1,25 @@
+"""The pictures of `mini`: whole, as they were packed, and with what must be said of them."""
+
 import hashlib
+import importlib.util
+import shutil
+import zipfile
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image, ImageDraw
-from sklearn.datasets import load_digits
 
 from dualprompt.data.datasets import mini
 from dualprompt.data.sources import DATASETS, GROUPS, ArraySource, Dataset, Split
+from dualprompt.errors import DualPromptError
+from dualprompt.files import packaged
+from sandbox import call
 
 NAMES = GROUPS["mini"]
 NOWHERE = Path("/nonexistent")
+SIDES = {"mini-clothes": 28, "mini-digits": 28, "mini-fruit": 100, "mini-leaves": 128, "mini-scripts": 105}
+TOOL = Path(__file__).parent.parent / "tools" / "pack_mini.py"
 
 
 @lru_cache
@@ -24,102 +32,94 @@ def pixels(split: Split) -> np.ndarray:
     return split.source.pixels
 
 
-def nearest_mean_accuracy(dataset: Dataset, train: np.ndarray, test: np.ndarray) -> float:
-    means = np.stack([train[dataset.train.labels == label].mean(0) for label in range(len(dataset.classes))])
-    distances = ((test[:, None] - means) ** 2).sum(-1)
-    return float((distances.argmin(1) == dataset.test.labels).mean())
-
-
-def test_five_datasets_of_fifty_distinct_classes():
-    assert len(NAMES) == 5
-    classes = [(name, c) for name in NAMES for c in loaded(name).classes]
-    assert len(set(classes)) == 50
+def test_five_datasets_of_48_distinct_classes():
+    assert tuple(SIDES) == NAMES
+    assert [len(loaded(name).classes) for name in NAMES] == [10, 10, 10, 10, 8]
+    assert len({label for name in NAMES for label in loaded(name).classes}) == 48
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_balanced_colour_images(name: str):
-    dataset = loaded(name)
+def test_every_class_has_40_training_and_20_test_pictures(name: str):
+    dataset, side = loaded(name), SIDES[name]
     assert dataset.name == name
-    for split, per_class in ((dataset.train, mini.TRAIN_PER_CLASS), (dataset.test, mini.TEST_PER_CLASS)):
-        images = pixels(split)
-        assert images.shape == (10 * per_class, mini.SIZE, mini.SIZE, 3)
-        assert images.dtype == np.uint8
+    for split, per_class in ((dataset.train, 40), (dataset.test, 20)):
+        images, classes = pixels(split), len(dataset.classes)
+        assert (images.shape, images.dtype) == ((classes * per_class, side, side, 3), np.uint8)
         assert split.labels.dtype == np.int64
-        assert np.bincount(split.labels).tolist() == [per_class] * 10
-        red, green, blue = np.moveaxis(images.astype(int), -1, 0)
-        colourful = (abs(red - green) + abs(green - blue)).mean(axis=(1, 2))
-        assert (colourful > 10).mean() > 0.9
-        assert images.std(axis=(1, 2)).max(axis=-1).min() > 5, "an image shows nothing"
+        assert np.bincount(split.labels).tolist() == [per_class] * classes
+        assert images.std(axis=(1, 2)).max(axis=-1).min() > 5, "a picture shows nothing"
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_image_occurs_twice_in_either_split(name: str):
+def test_no_picture_occurs_twice_in_either_split(name: str):
     dataset = loaded(name)
     images = [*pixels(dataset.train), *pixels(dataset.test)]
     assert len({hashlib.sha256(image.tobytes()).digest() for image in images}) == len(images)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_an_image_depends_on_its_own_identity_only(name: str, monkeypatch: pytest.MonkeyPatch):
-    whole = loaded(name)
-    monkeypatch.setattr(mini, "TRAIN_PER_CLASS", 3)
-    monkeypatch.setattr(mini, "TEST_PER_CLASS", 2)
-    np.random.seed(1)  # global state must not matter
-    few = DATASETS[name].load(NOWHERE)
-    for label in range(10):
-        for small, large, count in ((few.train, whole.train, 3), (few.test, whole.test, 2)):
-            kept = pixels(large)[large.labels == label][:count]
-            np.testing.assert_array_equal(pixels(small)[small.labels == label], kept)
+def test_labels_are_those_of_the_pictures():
+    """By what is known of them: a one has little ink, a trouser is narrow, a golden apple is yellower than a plum."""
+    digits, clothes, fruit = (loaded(f"mini-{domain}") for domain in ("digits", "clothes", "fruit"))
+
+    def mean(dataset: Dataset, label: str, where: tuple[slice, ...] = (slice(None),)) -> np.ndarray:
+        chosen = pixels(dataset.train)[dataset.train.labels == dataset.classes.index(label)]
+        return chosen[(slice(None), *where)].mean((0, 1, 2))
+
+    assert mean(digits, "one")[0] == min(mean(digits, label)[0] for label in digits.classes)
+    left = (slice(None), slice(0, 6))
+    assert mean(clothes, "trousers", left)[0] < mean(clothes, "pullover", left)[0] / 4
+    golden, plum = mean(fruit, "apple-golden"), mean(fruit, "plum")
+    assert golden[0] - golden[2] > plum[0] - plum[2] + 10
 
 
-def test_no_handwritten_digit_serves_both_splits():
-    pools = mini._digits()
-    drawings = {split: [] for split in ("train", "test")}
-    for label in range(10):
-        assert len(pools[label, "train"]) >= mini.TRAIN_PER_CLASS
-        assert len(pools[label, "test"]) >= mini.TEST_PER_CLASS
-        for split, seen in drawings.items():
-            seen += [digit.tobytes() for digit in pools[label, split]]
-    assert len(drawings["train"]) + len(drawings["test"]) == len(load_digits(return_X_y=True)[1])
-    assert not set(drawings["train"]) & set(drawings["test"])
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "wrong SHA-256"),
+        (lambda path: path.write_bytes(path.read_bytes().replace(b"\xff\xd8", b"\xff\xd9", 1)), "wrong SHA-256"),
+        (lambda path: path.unlink(), "No such file"),
+    ],
+)
+def test_a_damaged_file_of_the_package_is_told(damage, reason, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    whole = packaged(mini.FILE, mini.SHA256)
+    monkeypatch.setattr("dualprompt.files.ASSETS", tmp_path)
+    path = tmp_path / mini.FILE
+    shutil.copyfile(whole, path)
+    DATASETS["mini-digits"].load(NOWHERE)
+    damage(path)
+    with pytest.raises(DualPromptError) as refused:
+        DATASETS["mini-digits"].load(NOWHERE)
+    message = str(refused.value)
+    assert message.startswith(f"{path}, which comes with dualprompt, is damaged ({reason}")
+    assert message.endswith("install dualprompt again")
+    assert "\n" not in message
 
 
-def rendered(font: str, letter: str) -> bytes:
-    image = Image.new("L", (128, 128))
-    ImageDraw.Draw(image).text((64, 64), letter, fill=255, font=mini._font(font), anchor="mm")
-    return image.tobytes()
+def test_whose_the_pictures_are_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    shown = call("data", "show", "mini").out
+    for name in NAMES:
+        assert f"## {name}" in shown
+        assert f"licence: {DATASETS[name].licence}" in " ".join(shown.split()), "a caption is broken into lines"
+    assert shown.count("Permission is hereby granted, free of charge") == 3
+    assert shown.count("https://creativecommons.org/licenses/by-sa/3.0/legalcode") == 2
+    for holder in ("2017 Zalando SE", "2017-2020 Mihai Oltean, Horea Muresan", "2015 Brenden Lake"):
+        assert f"Copyright (c) {holder}" in shown
+    one = call("data", "show", "mini-leaves", "--json").json
+    assert one["licence"].startswith("CC BY-SA 3.0")
+    assert "resized to 128×128" in one["notice"]
+    assert Path(one["gallery"]).is_file()
 
 
-def test_some_fonts_are_for_testing_only_and_every_font_has_every_letter():
-    assert not set(mini.Letters.train_fonts) & set(mini.Letters.test_fonts)
-    for name in mini.Letters.train_fonts + mini.Letters.test_fonts:
-        *glyphs, missing = (rendered(name, letter) for letter in (*mini.Letters.classes, "\uffff"))
-        assert len({missing, *glyphs}) == 11, name
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_raw_pixels_and_colours_do_not_give_the_class_away(name: str):
-    dataset = loaded(name)
-
-    def small(split: Split) -> np.ndarray:
-        coarse = pixels(split).reshape(len(split), 8, mini.SIZE // 8, 8, mini.SIZE // 8, 3).mean((2, 4))
-        return coarse.reshape(len(split), -1)
-
-    assert nearest_mean_accuracy(dataset, small(dataset.train), small(dataset.test)) < 0.25
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_form_tells_the_classes_apart(name: str):
-    """Where edges are and how they lie, blind to colour and to which side is darker."""
-    dataset = loaded(name)
-
-    def edges(split: Split) -> np.ndarray:
-        grey = pixels(split).astype(np.float32).mean(-1)
-        down, across = np.gradient(grey, axis=(1, 2))
-        direction = ((np.arctan2(down, across) % np.pi) / np.pi * 6).astype(int).clip(0, 5)
-        strength = np.hypot(down, across) * (np.arange(6)[:, None, None, None] == direction)
-        cells = strength.reshape(6, len(split), 4, mini.SIZE // 4, 4, mini.SIZE // 4).mean((3, 5))
-        features = np.moveaxis(cells, 0, -1).reshape(len(split), -1)
-        return features / np.linalg.norm(features, axis=1, keepdims=True)
-
-    assert nearest_mean_accuracy(dataset, edges(dataset.train), edges(dataset.test)) > 0.25
+def test_the_same_pictures_are_packed_into_the_same_bytes(tmp_path: Path):
+    spec = importlib.util.spec_from_file_location("pack_mini", TOOL)
+    assert spec is not None
+    assert spec.loader is not None
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    whole = packaged(mini.FILE, mini.SHA256)
+    assert whole.stat().st_size < 8e6
+    with zipfile.ZipFile(whole) as pack:
+        assert {member.compress_type for member in pack.infolist()} == {zipfile.ZIP_STORED}
+        pack.extractall(tmp_path / "pictures")
+    assert tool.pack(tmp_path / "pictures", tmp_path / "again.zip") == mini.SHA256

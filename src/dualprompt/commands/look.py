@@ -37,10 +37,12 @@ def do_list(options: argparse.Namespace) -> None:
     rows = LISTS[options.what]()
     from rich.table import Table
 
-    table = Table(*rows[0].keys(), title=options.what)
+    columns = [key for key in rows[0] if key != "notes"]  # which stand below the table, for they are long
+    table = Table(*columns, title=options.what)
     for row in rows:
-        table.add_row(*(", ".join(value) if isinstance(value, list) else str(value) for value in row.values()))
-    emit(options, rows, table)
+        cells = (row[key] for key in columns)
+        table.add_row(*(", ".join(value) if isinstance(value, list) else str(value) for value in cells))
+    emit(options, rows, table, *(f"{row['name']}: {row['notes']}" for row in rows if row.get("notes")))
 
 
 def do_bench(options: argparse.Namespace) -> None:
@@ -68,8 +70,8 @@ def do_data(options: argparse.Namespace) -> None:
     """Download or show a dataset."""
     from dualprompt.console import Terminal
     from dualprompt.data import download, gallery
-    from dualprompt.data.sources import GROUPS
-    from dualprompt.data.stream import load_dataset
+    from dualprompt.data.sources import DATASETS, GROUPS
+    from dualprompt.data.stream import is_registered, load_dataset
     from dualprompt.files import data_root
 
     root = options.root or data_root()
@@ -79,11 +81,16 @@ def do_data(options: argparse.Namespace) -> None:
         emit(options, {"files": [str(path) for path in paths]}, *(str(path) for path in paths))
         return
     names = GROUPS.get(options.name, (options.name,))
-    summaries = []
+    summaries, notices = [], []
     for name in names:
         dataset = load_dataset(name, root)
         picture = options.out or Path(f"{dataset.name}.png")
         if options.out and len(names) > 1:  # a picture for each member of a group
             picture = options.out.with_name(f"{options.out.stem}-{dataset.name}{options.out.suffix}")
-        summaries.append(gallery.summary(dataset) | {"gallery": str(gallery.gallery(dataset, picture))})
-    emit(options, summaries[0] if len(summaries) == 1 else summaries, *(gallery.table(s) for s in summaries))
+        said = gallery.summary(dataset) | {"gallery": str(gallery.gallery(dataset, picture))}
+        if is_registered(name):
+            said |= {"licence": DATASETS[name].licence, "notice": DATASETS[name].notice()}
+            notices += [said["notice"]] if said["notice"] else []
+        summaries.append(said)
+    shown = (gallery.table(said) for said in summaries)
+    emit(options, summaries[0] if len(summaries) == 1 else summaries, *shown, *notices)

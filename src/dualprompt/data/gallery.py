@@ -108,7 +108,7 @@ def summary(dataset: Dataset) -> dict[str, Any]:
 
 
 def table(summary: Mapping[str, Any]) -> Table:
-    """Return a summary for the terminal; its `gallery`, where there is one, is named below."""
+    """Return a summary for the terminal; its `licence` and `gallery`, where there is one, are named below."""
     result = Table("class", title=escape(summary["name"]), show_footer=True)
     result.columns[0].footer = f"{len(summary['classes'])} classes"
     for split in ("train", "test"):
@@ -120,6 +120,8 @@ def table(summary: Mapping[str, Any]) -> Table:
     notes = [f"pixels: {sizes}" + (f" and {more} other size{'s' if more > 1 else ''}" if more > 0 else "")]
     if unreadable := summary["unreadable"]:
         notes.append(f"cannot be read: {', '.join(unreadable[:10])}" + (" …" if len(unreadable) > 10 else ""))
+    if "licence" in summary:
+        notes.append(f"licence: {summary['licence']}")
     if "gallery" in summary:
         notes.append(f"gallery: {summary['gallery']}")
     result.caption = escape("\n".join(notes))

@@ -65,6 +65,10 @@ class Reader(ABC):
     licence: str
     remotes: tuple[Remote, ...] = ()
 
+    def notice(self) -> str:
+        """Return what must be said of whose pictures these are, where they come with the package."""
+        return ""
+
     @abstractmethod
     def load(self, root: Path) -> Dataset:
         """Read the dataset; raise a DualPromptError with the remedy where files are missing or damaged."""
@@ -75,7 +79,7 @@ DATASETS: Registry[Reader] = Registry("dataset", "dualprompt.data.datasets")
 # Benchmarks made of several datasets, in the order of their tasks.
 GROUPS: dict[str, tuple[str, ...]] = {
     "5-datasets": ("cifar10", "mnist", "svhn", "notmnist", "fashion-mnist"),
-    "mini": ("mini-digits", "mini-letters", "mini-shapes", "mini-textures", "mini-flags"),
+    "mini": ("mini-clothes", "mini-digits", "mini-fruit", "mini-leaves", "mini-scripts"),
 }
 
 

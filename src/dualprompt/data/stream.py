@@ -138,7 +138,7 @@ def with_absolute_paths(config: BenchmarkConfig) -> BenchmarkConfig:
     """Return the config with the paths of folders made absolute, so that it means the same from every directory."""
 
     def absolute(name: str) -> str:
-        known = name in GROUPS or _is_registered(name)
+        known = name in GROUPS or is_registered(name)
         return name if known or not Path(name).expanduser().is_dir() else str(Path(name).expanduser().absolute())
 
     dataset = (
@@ -150,7 +150,7 @@ def with_absolute_paths(config: BenchmarkConfig) -> BenchmarkConfig:
 
 def load_dataset(name: str, root: Path | None = None, test_share: float = 0.2) -> Dataset:
     """Return a registered dataset from below `root` (default: the data root), or a folder of class folders."""
-    if _is_registered(name):
+    if is_registered(name):
         return DATASETS[name].load(root or data_root())
     if _is_path(name) or Path(name).is_dir():
         return load_folder(Path(name).expanduser(), test_share)
@@ -163,7 +163,8 @@ def _is_path(name: str) -> bool:
     return "/" in name or os.sep in name
 
 
-def _is_registered(name: str) -> bool:
+def is_registered(name: str) -> bool:
+    """Return whether a dataset of this name is known, so that it is not the path of a folder."""
     return not _is_path(name) and name in DATASETS
 
 
@@ -187,7 +188,7 @@ def _plan(config: BenchmarkConfig, seed: int, names: Sequence[str], datasets: Se
 
 
 def _whole(name: str, index: int, dataset: Dataset) -> _Plan:
-    prefix = f"{name}/" if _is_registered(name) else ""
+    prefix = f"{name}/" if is_registered(name) else ""
     classes = tuple(prefix + class_name for class_name in dataset.classes)
     return _Plan(dataset.name, index, list(range(len(classes))), classes)
 
