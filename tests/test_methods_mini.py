@@ -14,10 +14,10 @@ from dualprompt.training.loop import train
 from dualprompt.training.run import Run
 from dualprompt.training.setup import Setup, prepare
 
-# Two tasks of three classes, 16 images of each to learn from and 40 to be judged on, 15 steps a task.
+# Two tasks of three classes, 16 images of each to learn from and 20 to be judged on, 15 steps a task.
 LITTLE: dict[str, Any] = {
-    "benchmark.dataset": "mini-shapes",
-    "benchmark.tasks": [["disc", "triangle", "cross"], ["square", "star", "heart"]],
+    "benchmark.dataset": "mini-fruit",
+    "benchmark.tasks": [["apple-golden", "plum", "peach"], ["orange", "pear", "apple-granny-smith"]],
     "benchmark.train_per_class": 16,
     "backbone.input_size": 48,
     "train.epochs": 5,

@@ -16,7 +16,7 @@ from dualprompt.progress import speaks
 
 EXAMPLES = """\
 examples:
-  dualprompt run mini                                      five small tasks, no download, about a minute
+  dualprompt run mini                                      five small tasks of real pictures, no download
   dualprompt run mini --seeds 3 --json
   dualprompt run split-cifar100 --backbone embedded --recipe official --out runs/cifar
   dualprompt run mini --train.epochs 10 --method.e_layers 3,4,5 --method.prompting pro-t

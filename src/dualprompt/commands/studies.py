@@ -26,7 +26,7 @@ Dotted options as for `dualprompt run` go to every method.
 
 examples:
   dualprompt table main --benchmark mini --methods dualprompt,frozen-head --seeds 3
-  dualprompt table main --backbone embedded --recipe tuned --seeds 3 --buffers 1000,5000 --jobs 2
+  dualprompt table main --backbone embedded --seeds 3 --buffers 1000,5000 --jobs 2
   dualprompt table main --benchmark 5-datasets --methods dualprompt,dualprompt:keys=mean --out table.tex
 """
 
@@ -37,13 +37,13 @@ Every method is given the same number of configurations, and judged on images he
 examples:
   dualprompt sweep mini --methods dualprompt,frozen-head
   dualprompt sweep mini --methods frozen-head --grid train.lr=1e-3,5e-3 --grid train.epochs=2,5 --budget 4
-  dualprompt sweep split-cifar100 --backbone embedded --recipe tuned --methods dualprompt --jobs 2 --json
+  dualprompt sweep split-cifar100 --backbone embedded --methods dualprompt --jobs 2 --json
 """
 
 STUDY_EXAMPLES = """\
 Searches are judged on images held out of the training images; only what was chosen is run on the test images, in the
 end. Finished runs are reused, interrupted ones continued, failed ones tried again: give the same command once more.
-On mini, studies use fewer images and settings, and take minutes; on the other presets they are as in the paper.
+On mini, studies use fewer images and settings; on the other presets they are as in the paper.
 
 examples:
   dualprompt study positions
