@@ -692,9 +692,12 @@ def test_push_and_pull(kept: Path, world: World, tmp_path: Path, monkeypatch: py
         learner.push("me/trees")
 
 
-@pytest.mark.parametrize("method", ["frozen-head", "simple-cil", "ranpac", "l2p", "coda-prompt"])
+@pytest.mark.parametrize(
+    "method", ["frozen-head", "simple-cil", "lda", "klda", "ridge", "ranpac", "l2p", "coda-prompt"]
+)
 def test_other_methods_without_images(world: World, folders: dict[str, Path], method: str, tmp_path: Path) -> None:
     own: dict[str, dict[str, Any]] = {"l2p": {"pool_size": 4, "top_n": 2, "length": 2}, "ranpac": {"projection": 32}}
+    own["klda"] = {"projection": 32}
     own["coda-prompt"] = {"layers": [2], "components": 2, "length": 2}
     options = {**own.get(method, {}), "train.batch_size": 4, "train.epochs": 1}
     learner = ContinualLearner(str(world.weights), method, options=options, device="cpu")

@@ -25,6 +25,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "bic": {"correction_epochs": 2},
     "coda-prompt": {"layers": [1, 2], "components": 2, "length": 2},
     "dualprompt": {"g_layers": [1], "e_layers": [2, 3], "g_length": 2, "e_length": 3, "align_steps": 20},
+    "klda": {"projection": 40},
     "l2p": {"pool_size": 4, "length": 2, "top_n": 2},
     "ranpac": {"projection": 40},
 }
@@ -45,9 +46,12 @@ KEPT: dict[str, Callable[[int], int]] = {  # numbers kept besides what is traine
     "dualprompt, ridge": lambda _: (DIM + 1) ** 2 + (DIM + 1) * CLASSES,
     "dualprompt, Gaussians": lambda _: CLASSES * DIM + TASKS * DIM**2,
     "dualprompt, several keys": lambda _: TASKS * 5 * DIM,
-    "dualprompt, Gaussian matching": lambda _: CLASSES * DIM + DIM**2 + 1,
+    "dualprompt, Gaussian matching": lambda _: CLASSES * DIM + DIM * (DIM + 1) // 2 + 1,
     "ewc": lambda trained: 2 * trained,
     "ewc, frozen": lambda trained: 2 * trained,
+    "klda": lambda _: DIM * 40 + 40 + CLASSES * 40 + 40 * 41 // 2 + 1,
+    "lda": lambda _: CLASSES * DIM + DIM * (DIM + 1) // 2 + 1,
+    "ridge": lambda _: (DIM + 1) ** 2 + (DIM + 1) * CLASSES,
     "ranpac": lambda _: DIM * 40 + 40**2 + 40 * CLASSES,
 }
 
