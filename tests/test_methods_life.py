@@ -36,6 +36,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     **{f"{name}, frozen": (name, {"method.train_backbone": False}) for name in FINE_TUNERS},
     "bic, two rates": ("bic", {"method.head_lr": 0.02, "train.schedule": "cosine"}),
     "ft-seq, two rates": ("ft-seq", {"method.head_lr": 0.02, "train.schedule": "cosine"}),
+    "l2p, by task": ("l2p", {"method.pool": "by_task"}),
     "dualprompt, ridge": ("dualprompt", {"method.head": "ridge"}),
     "dualprompt, Gaussians": ("dualprompt", {"method.head": "gaussian"}),
     "dualprompt, several keys": ("dualprompt", {"method.matching": "keys"}),
