@@ -354,6 +354,15 @@ def test_gaussian_matching_is_the_mahalanobis_distance_to_the_nearest_class() ->
     assert set(expected) == {0, 1, 2}
 
 
+def test_a_model_that_kept_the_whole_covariance_is_read() -> None:
+    matching, other = GaussianMatching(DIM), GaussianMatching(DIM)
+    matching.add(*blobs(0, [9, 9]), 2, seeded(0))
+    state = matching.state_dict()
+    other.restore(state | {"scatter": unpacked(state["scatter"], DIM)})
+    assert torch.equal(other.scatter, matching.scatter)
+    assert torch.equal(other.weight, matching.weight)
+
+
 def test_several_keys_find_planted_clusters() -> None:
     """Two clusters on opposite sides: their one mean stands for neither, and would match another task's images."""
     directions = F.normalize(torch.randn(6, DIM, generator=seeded(1)), dim=1)

@@ -153,9 +153,10 @@ class Discriminant(nn.Module):
         return weight - weight.mean(dim=0), bias - bias.mean()
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Take over the statistics of a checkpoint."""
+        """Take over the statistics of a checkpoint, whose scatter may be a whole square."""
+        scatter = state["scatter"]
         self.means.restore(numbered(state, "means"))
-        self.scatter.copy_(state["scatter"])
+        self.scatter.copy_(scatter if scatter.dim() == 1 else packed(scatter))
         self.count.copy_(state["count"])
 
 
