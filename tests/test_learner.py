@@ -706,9 +706,12 @@ def test_push_and_pull(kept: Path, world: World, tmp_path: Path, monkeypatch: py
         learner.push("me/trees")
 
 
-@pytest.mark.parametrize("method", ["frozen-head", "simple-cil", "ranpac", "l2p", "coda-prompt"])
+@pytest.mark.parametrize(
+    "method", ["frozen-head", "simple-cil", "lda", "klda", "ridge", "ranpac", "l2p", "coda-prompt"]
+)
 def test_other_methods_without_images(world: World, folders: dict[str, Path], method: str, tmp_path: Path) -> None:
     own: dict[str, dict[str, Any]] = {"l2p": {"pool_size": 4, "top_n": 2, "length": 2}, "ranpac": {"projection": 32}}
+    own["klda"] = {"projection": 32}
     own["coda-prompt"] = {"layers": [2], "components": 2, "length": 2}
     options = {**own.get(method, {}), "train.batch_size": 4, "train.epochs": 1}
     learner = ContinualLearner(str(world.weights), method, options=options, device="cpu")
@@ -722,6 +725,25 @@ def test_other_methods_without_images(world: World, folders: dict[str, Path], me
     learner.learn(folders["autumn"])
     assert learner.classes == ("cedar", "elm", "fir", "hazel")
     assert [answer.label in learner.classes for answer in learner.predict(images)] == [True] * len(images)
+
+
+def test_forgetting_a_task_takes_its_prompts_from_l2p(world: World, folders: dict[str, Path], tmp_path: Path) -> None:
+    options = {"pool": "by_task", "top_n": 2, "length": 2, "train.batch_size": 4, "train.epochs": 1}
+    learner = ContinualLearner(str(world.weights), "l2p", options=options, device="cpu")
+    for name in ("spring", "summer"):
+        learner.learn(folders[name])
+    before = dict(learner._model.kept.state)
+    learner.forget("spring")
+    learner = reloaded(learner, tmp_path / "model")
+    left = learner._model.kept.state
+    for name in ("prompts", "keys"):
+        assert torch.equal(left[f"{name}.0"], before[f"{name}.1"])
+        assert f"{name}.1" not in left
+    learner.learn(folders["autumn"])
+    assert torch.equal(learner._model.kept.state["prompts.0"], before["prompts.1"])
+    assert learner.classes == ("cedar", "elm", "fir", "hazel")
+    images = trees(world, *ALL[:4])
+    assert all(answer.label in learner.classes for answer in learner.predict(images))
 
 
 def test_methods_that_keep_images_or_train_the_backbone_are_refused(world: World) -> None:

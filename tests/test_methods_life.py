@@ -25,6 +25,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "bic": {"correction_epochs": 2},
     "coda-prompt": {"layers": [1, 2], "components": 2, "length": 2},
     "dualprompt": {"g_layers": [1], "e_layers": [2, 3], "g_length": 2, "e_length": 3, "align_steps": 20},
+    "klda": {"projection": 40},
     "l2p": {"pool_size": 4, "length": 2, "top_n": 2},
     "ranpac": {"projection": 40},
 }
@@ -35,6 +36,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     **{f"{name}, frozen": (name, {"method.train_backbone": False}) for name in FINE_TUNERS},
     "bic, two rates": ("bic", {"method.head_lr": 0.02, "train.schedule": "cosine"}),
     "ft-seq, two rates": ("ft-seq", {"method.head_lr": 0.02, "train.schedule": "cosine"}),
+    "l2p, by task": ("l2p", {"method.pool": "by_task"}),
     "dualprompt, ridge": ("dualprompt", {"method.head": "ridge"}),
     "dualprompt, Gaussians": ("dualprompt", {"method.head": "gaussian"}),
     "dualprompt, several keys": ("dualprompt", {"method.matching": "keys"}),
@@ -45,9 +47,12 @@ KEPT: dict[str, Callable[[int], int]] = {  # numbers kept besides what is traine
     "dualprompt, ridge": lambda _: (DIM + 1) ** 2 + (DIM + 1) * CLASSES,
     "dualprompt, Gaussians": lambda _: CLASSES * DIM + TASKS * DIM**2,
     "dualprompt, several keys": lambda _: TASKS * 5 * DIM,
-    "dualprompt, Gaussian matching": lambda _: CLASSES * DIM + DIM**2 + 1,
+    "dualprompt, Gaussian matching": lambda _: CLASSES * DIM + DIM * (DIM + 1) // 2 + 1,
     "ewc": lambda trained: 2 * trained,
     "ewc, frozen": lambda trained: 2 * trained,
+    "klda": lambda _: DIM * 40 + 40 + CLASSES * 40 + 40 * 41 // 2 + 1,
+    "lda": lambda _: CLASSES * DIM + DIM * (DIM + 1) // 2 + 1,
+    "ridge": lambda _: (DIM + 1) ** 2 + (DIM + 1) * CLASSES,
     "ranpac": lambda _: DIM * 40 + 40**2 + 40 * CLASSES,
 }
 

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dualprompt.config import compose
 from dualprompt.errors import DualPromptError
 from dualprompt.methods.base import METHODS, Batch, Method, TaskView, method_config
 from dualprompt.methods.coda_prompt import CodaPrompt, CodaPromptConfig, component_weights, orthogonal
@@ -28,8 +29,12 @@ SMALL_DUALPROMPT: dict[str, Any] = {
 LIVES: dict[str, dict[str, Any]] = {
     "l2p": {"name": "l2p", "pool_size": 6, "length": 2, "top_n": 2, "init": "wide"},
     "l2p class token": {"name": "l2p", "pool_size": 6, "length": 2, "top_n": 2, "init": "wide", "feature": "class"},
+    "l2p by task": {"name": "l2p", "pool": "by_task", "length": 2, "top_n": 2, "init": "wide"},
     "coda-prompt": {"name": "coda-prompt", "layers": (2, 3), "components": 3, "length": 4},
     "simple-cil": {"name": "simple-cil"},
+    "lda": {"name": "lda"},
+    "klda": {"name": "klda", "projection": 40},
+    "ridge": {"name": "ridge"},
     "ranpac": {"name": "ranpac", "projection": 40},
     "dualprompt": SMALL_DUALPROMPT,
     "dualprompt, ridge and keys": {**SMALL_DUALPROMPT, "head": "ridge", "matching": "keys"},
@@ -189,7 +194,7 @@ def test_l2p_selections_differ_between_images_and_matter() -> None:
     _, picked = method.pick(method.backbone(images).float())
     assert len({tuple(sorted(row.tolist())) for row in picked}) > 3, "the batch should mix selections"
     tokens = method.backbone.stem(images)
-    right, wrong = method.prompted(tokens, picked), method.prompted(tokens, picked.roll(1, dims=0))
+    right, wrong = (method.prompted(tokens, method.prompt[each]) for each in (picked, picked.roll(1, dims=0)))
     changed = (picked.sort(dim=1).values != picked.roll(1, dims=0).sort(dim=1).values).any(dim=1)
     assert ((right - wrong).abs().amax(dim=1) > 1e-3).equal(changed)
 
@@ -218,9 +223,92 @@ def test_l2p_known_query_stands_for_the_image() -> None:
     close(method.predict(own).logits, method.predict(batch_of(images)).logits)
 
 
+def grown_l2p(tasks: int, **options: Any) -> L2P:
+    """L2P whose tasks each trained three prompts of their own."""
+    config = L2PConfig(**{"pool": "by_task", "length": 2, "top_n": 3, "init": "wide", **options})
+    method = L2P(config, tiny_vit())
+    for index in range(tasks):
+        learn(method, index)
+    return method
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.5])
+def test_l2p_by_task_trains_its_own_prompts_from_its_predecessors_and_leaves_the_others(weight: float) -> None:
+    method = grown_l2p(2, match_weight=weight)
+    before = snapshot(method)
+    assert not torch.equal(before["prompts.0"], before["prompts.1"]), "the second task should have moved"
+    view = view_of(method, 2)
+    method.begin_task(view)
+    started = snapshot(method)
+    assert torch.equal(started["prompts.2"], before["prompts.1"])
+    assert not torch.equal(started["keys.2"], before["keys.1"]), "keys are drawn, as in the official config"
+    own = {"prompts.2", "head.weight.2", "head.bias.2"} | ({"keys.2"} if weight else set())
+    assert method.trainable().keys() == own
+    steps(method, view, count=3, lr=0.05)
+    method.zero_grad()
+    (batch,) = view.batches()
+    method.loss(batch).backward()
+    touched = {name for name, p in method.named_parameters() if p.grad is not None and p.grad.any()}
+    assert touched == own, "an image takes all prompts of its task, so each has a gradient"
+    assert method.prompts[2].grad is not None
+    assert method.prompts[2].grad.flatten(1).any(dim=1).all()
+    method.end_task(view)
+    after = snapshot(method)
+    changed = {name for name, value in after.items() if not torch.equal(value, started[name])}
+    assert changed == own
+    assert method.additional() == 3 * (3 * 2 * 32 + 3 * 32)
+
+
+def test_l2p_by_task_lets_the_prompts_of_all_tasks_compete_for_each_image() -> None:
+    method = grown_l2p(3)
+    with torch.no_grad():  # keys in the directions in which queries differ, so that images pick different ones
+        queries = method.backbone(random_images(9))
+        for index, key in enumerate(method.keys):
+            key.copy_((queries - queries.mean(dim=0))[index::3])
+    images = random_images(9)
+    prediction = method.predict(batch_of(images)).logits
+    prompts, keys = (torch.cat([*values]) for values in (method.prompts, method.keys))
+    tasks = set()
+    for row, image in enumerate(images):
+        query = method.backbone(image[None])[0]
+        nearest = F.cosine_similarity(query[None], keys).argsort(descending=True)[:3]
+        tasks |= {tuple(sorted((nearest // 3).tolist()))}
+        x = torch.cat([prompts[nearest].flatten(0, 1), method.backbone.embed(image[None])[0]])[None]
+        for block in method.backbone.blocks:
+            x = block(x)
+        feature = method.backbone.norm(x)[0, :6].mean(dim=0)
+        close(prediction[row], feature @ torch.cat([*method.head.weight]).T + torch.cat([*method.head.bias]))
+        close(method.predict(batch_of(image[None])).logits[0], prediction[row])
+    assert len(tasks) > 3, "images should pick from different tasks"
+    order = torch.randperm(9, generator=seeded(3))
+    close(method.predict(batch_of(images[order])).logits, prediction[order])
+
+
+def test_l2p_by_task_loss_is_over_its_own_prompts_and_keys() -> None:
+    method = grown_l2p(2, match_weight=0.7, feature="class")
+    images, labels = random_images(4), torch.tensor([3, 4, 5, 5])
+    queries = method.backbone(images)
+    expected = 0.0
+    for image, query, label in zip(images, queries, labels.tolist(), strict=True):
+        x = torch.cat([method.prompts[1].flatten(0, 1), method.backbone.embed(image[None])[0]])[None]
+        for block in method.backbone.blocks:
+            x = block(x)
+        logits = method.backbone.norm(x)[0, 6] @ method.head.weight[1].T + method.head.bias[1]
+        pulled = (1 - F.cosine_similarity(query[None], method.keys[1])).sum()
+        expected += (0.7 * pulled - logits.log_softmax(dim=0)[label - 3]).item() / 4
+    assert method.loss(batch_of(images, labels)).item() == pytest.approx(expected, rel=1e-4)
+
+
+def test_5_datasets_has_the_pool_of_the_official_config() -> None:
+    options = compose("5-datasets", None, {"method.name": "l2p"}).method
+    assert {key: options[key] for key in ("pool", "length", "top_n")} == {"pool": "by_task", "length": 10, "top_n": 4}
+    assert compose("split-cifar100", None, {"method.name": "l2p"}).method.get("pool", "shared") == "shared"
+
+
 def test_l2p_refuses_to_pick_more_than_it_has() -> None:
     with pytest.raises(DualPromptError, match="top_n is 8, but pool_size only 7"):
         method_config({"name": "l2p", "pool_size": 7, "top_n": 8})
+    method_config({"name": "l2p", "pool": "by_task", "pool_size": 7, "top_n": 8})
     with pytest.raises(DualPromptError, match="no selection 'oracle'"):
         random_l2p().predict(batch_of(random_images(1)), "oracle")
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -11,21 +12,29 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.covariance import OAS
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import Tensor
 
 from dualprompt.errors import DualPromptError
-from dualprompt.methods.base import Batch, method_config
+from dualprompt.methods.base import Batch, Method, method_config
 from dualprompt.methods.dualprompt import DualPrompt, DualPromptConfig
+from dualprompt.methods.klda import KLDA, KLDAConfig, median_distance
+from dualprompt.methods.lda import LDA, LDAConfig
 from dualprompt.methods.ranpac import RanPAC, RanPACConfig
 from dualprompt.methods.ridge import STRENGTHS, Moments, Ridge, choose_strength
+from dualprompt.methods.ridge_head import RidgeHead, RidgeHeadConfig
 from dualprompt.methods.simple_cil import SimpleCIL, SimpleCILConfig
 from dualprompt.methods.statistics import (
     ClassGaussians,
+    Discriminant,
     GaussianMatching,
     KeyMatching,
+    packed,
     realign,
     shrunk,
     spherical_means,
+    unpacked,
+    within_class,
 )
 from helpers import batch_of, random_dualprompt, random_images, seeded, task_view, tiny_vit
 
@@ -154,6 +163,164 @@ def test_ridge_survives_fewer_samples_than_dimensions() -> None:
         assert weight.abs().max() < 100
 
 
+Data = tuple[Tensor, Tensor]
+
+
+def taught(method: Method, tasks: list[Data]) -> Method:
+    """The method after tasks whose labels count from 0 in each; they may have any number of classes."""
+    first = 0
+    for index, (features, labels) in enumerate(tasks):
+        classes = int(labels.max()) + 1
+        view = replace(task_view(index, classes, features, labels=labels + first), first_class=first)
+        method.begin_task(view)
+        assert not method.phases(view)
+        method.end_task(view)
+        first += classes
+    return method
+
+
+def whole(tasks: list[Data]) -> tuple[np.ndarray, np.ndarray]:
+    """All tasks' features and labels at once, in float64."""
+    features, labels, first = [], [], 0
+    for own, classes in tasks:
+        features.append(own.double().numpy())
+        labels.append(classes.numpy() + first)
+        first += int(classes.max()) + 1
+    return np.concatenate(features), np.concatenate(labels)
+
+
+def centred_scores(scores: np.ndarray) -> np.ndarray:
+    """Scores without what all classes of an image have in common, which no posterior sees."""
+    return scores - scores.mean(axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("solver", ["lsqr", "eigen"])
+@pytest.mark.parametrize("shrinkage", [0.01, 0.3, 1.0])
+def test_lda_is_that_of_scikit_learn(solver: Literal["lsqr", "eigen"], shrinkage: float) -> None:
+    tasks = [blobs(0, [40, 40, 40]), blobs(1, [40]), blobs(2, [40, 40])]  # equal counts: equal priors there too
+    method = taught(LDA(LDAConfig(shrinkage=shrinkage), tiny_vit()), tasks)
+    reference = LinearDiscriminantAnalysis(solver=solver, shrinkage=shrinkage).fit(*whole(tasks))
+    tests = torch.cat([blobs(task, [5, 5, 5], spread=3.0)[0] for task in range(4)])
+    expected = centred_scores(reference.decision_function(tests.double().numpy()))
+    found = method.predict(known(tests)).logits.numpy()
+    np.testing.assert_allclose(centred_scores(found), expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+    assert len(set(expected.argmax(axis=1))) == 6
+
+
+def test_lda_gives_each_class_the_same_chance_however_many_images_it_has() -> None:
+    tasks = [blobs(0, [100, 4]), blobs(1, [9, 60])]
+    features, labels = whole(tasks)
+    method = taught(LDA(LDAConfig(), tiny_vit()), tasks)
+    means = np.stack([features[labels == c].mean(axis=0) for c in range(4)])
+    covariance = OAS(assume_centered=True).fit(features - means[labels]).covariance_
+    tests = blobs(5, [6, 6], spread=3.0)[0]
+    off = tests.double().numpy()[:, None] - means
+    expected = centred_scores(-np.einsum("ncd,de,nce->nc", off, np.linalg.inv(covariance), off) / 2)
+    found = centred_scores(method.predict(known(tests)).logits.numpy())
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+
+
+def make_closed(name: str) -> Method:
+    """A method in closed form; `strength` is given, as what it is chosen on is drawn task by task."""
+    backbone = tiny_vit()
+    return {
+        "lda": lambda: LDA(LDAConfig(), backbone),
+        "klda": lambda: KLDA(KLDAConfig(projection=60), backbone),
+        "ridge": lambda: RidgeHead(RidgeHeadConfig(strength=3.0), backbone),
+    }[name]()
+
+
+@pytest.mark.parametrize("name", ["lda", "klda", "ridge"])
+@settings(max_examples=12, deadline=None)
+@given(data=st.data())
+def test_the_order_of_tasks_and_images_does_not_matter(name: str, data: st.DataObject) -> None:
+    sizes = data.draw(st.lists(st.lists(st.integers(1, 12), min_size=1, max_size=3), min_size=2, max_size=4))
+    tasks = [blobs(number, own) for number, own in enumerate(sizes)]
+    # KLDA's map is drawn with the first task in sight, so that one keeps its place.
+    stays = 1 if name == "klda" else 0
+    moved = data.draw(st.permutations(range(stays, len(tasks))))
+    order = [*range(stays), *moved]
+    shuffled = []
+    for number in order:
+        features, labels = tasks[number]
+        rows = data.draw(st.permutations(range(len(labels)))) if number or not stays else list(range(len(labels)))
+        shuffled.append((features[rows], labels[rows]))
+    one, other = (taught(make_closed(name), each) for each in (tasks, shuffled))
+    tests = torch.cat([features for features, _ in tasks])
+    firsts = np.cumsum([0, *map(len, sizes)])
+    columns = [column for number in order for column in range(firsts[number], firsts[number + 1])]
+    expected, found = (method.predict(known(tests)).logits.numpy() for method in (one, other))
+    assert np.isfinite(expected).all()
+    np.testing.assert_allclose(found, expected[:, columns], rtol=1e-3, atol=2e-4 * max(1, np.abs(expected).max()))
+
+
+def test_fourier_features_approximate_the_kernel_of_the_median_distance() -> None:
+    tasks = [blobs(0, [30, 30])]
+    points = tasks[0][0].double().numpy()
+    distances = np.linalg.norm(points[:, None] - points, axis=2)
+    median = np.median(distances[np.triu_indices(60, 1)])
+    assert median_distance(tasks[0][0], seeded(1)) == pytest.approx(median, rel=0.01)
+    for bandwidth in (0.5, 1.0, 2.0):
+        method = KLDA(KLDAConfig(projection=20000, bandwidth=bandwidth), tiny_vit())
+        method.discriminant = Discriminant(1)  # 20,000² numbers would say nothing of the map
+        method.draw_map(task_view(0, 2, tasks[0][0]))
+        mapped = method.expand(tasks[0][0]).double().numpy()
+        kernel = np.exp(-(distances**2) / (2 * (bandwidth * median) ** 2))
+        np.testing.assert_allclose(mapped @ mapped.T, kernel, atol=0.04)  # 5 standard errors: 1/√20,000 each
+        assert kernel.min() < 0.9
+
+
+def test_klda_is_lda_of_the_mapped_features() -> None:
+    tasks = [blobs(0, [50, 50]), blobs(1, [50]), blobs(2, [50, 50])]
+    method = taught(KLDA(KLDAConfig(projection=40, shrinkage=0.1), tiny_vit()), tasks)
+    state = {name: value.double().numpy() for name, value in method.state().items()}
+
+    def mapped(points: np.ndarray) -> np.ndarray:
+        return np.sqrt(2 / 40) * np.cos(points @ state["frequencies"] + state["phase"])
+
+    features, labels = whole(tasks)
+    reference = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=0.1).fit(mapped(features), labels)
+    expected = centred_scores(reference.decision_function(mapped(features)))
+    found = method.predict(known(torch.from_numpy(features).float())).logits.numpy()
+    np.testing.assert_allclose(centred_scores(found), expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
+
+
+def test_median_distance_of_equal_points_is_no_zero() -> None:
+    assert median_distance(torch.ones(5, DIM), seeded(0)) == 1.0
+    assert median_distance(torch.ones(1, DIM), seeded(0)) == 1.0
+
+
+def test_ridge_is_the_solution_over_the_features_of_all_tasks() -> None:
+    tasks = [blobs(0, [30, 20]), blobs(1, [11]), blobs(2, [5, 40])]
+    method = taught(RidgeHead(RidgeHeadConfig(strength=7.0), tiny_vit()), tasks)
+    features, labels = whole(tasks)
+    inputs = np.concatenate([features, np.ones((len(features), 1))], axis=1)
+    expected = inputs @ ridge_solution(inputs, labels, 5, 7.0)
+    found = method.predict(known(torch.from_numpy(features).float())).logits
+    np.testing.assert_allclose(found.numpy(), expected, atol=1e-4)
+    assert np.std(expected) > 0.05
+
+
+def test_a_covariance_is_kept_as_its_triangle() -> None:
+    matrix = torch.randn(7, 7, generator=seeded(0))
+    matrix = matrix + matrix.T
+    assert packed(matrix).shape == (28,)
+    assert torch.equal(unpacked(packed(matrix), 7), matrix)
+    method = taught(LDA(LDAConfig(), tiny_vit()), [blobs(0, [9, 9]), blobs(1, [9])])
+    kept = method.parameters_report()["kept"]
+    assert kept == {"count": DIM * (DIM + 1) // 2 + 3 * DIM + 1, "mb": (4 * (DIM * (DIM + 1) // 2 + 3 * DIM) + 8) / 1e6}
+
+
+def test_scatter_is_the_same_in_parts_as_at_once() -> None:
+    features, labels = blobs(0, [2000, 2900])
+    means, scatter = within_class(features, labels, 2, lambda rows: rows * 2)
+    plain = 2 * features.double().numpy()
+    expected = np.stack([plain[labels.numpy() == c].mean(axis=0) for c in range(2)])
+    np.testing.assert_allclose(means.numpy(), expected, rtol=1e-10)
+    centred = plain - expected[labels.numpy()]
+    np.testing.assert_allclose(scatter.numpy(), centred.T @ centred, rtol=1e-7, atol=1e-6)
+
+
 def test_shrinkage_is_the_oracle_approximating_one() -> None:
     for count in (3, 10, 100, 5000):
         features = torch.randn(count, 8, generator=seeded(count), dtype=torch.float64) * torch.arange(1, 9)
@@ -185,6 +352,15 @@ def test_gaussian_matching_is_the_mahalanobis_distance_to_the_nearest_class() ->
     assert matched.tolist() == expected
     np.testing.assert_allclose(similarity.numpy(), similar, atol=1e-5)
     assert set(expected) == {0, 1, 2}
+
+
+def test_a_model_that_kept_the_whole_covariance_is_read() -> None:
+    matching, other = GaussianMatching(DIM), GaussianMatching(DIM)
+    matching.add(*blobs(0, [9, 9]), 2, seeded(0))
+    state = matching.state_dict()
+    other.restore(state | {"scatter": unpacked(state["scatter"], DIM)})
+    assert torch.equal(other.scatter, matching.scatter)
+    assert torch.equal(other.weight, matching.weight)
 
 
 def test_several_keys_find_planted_clusters() -> None:

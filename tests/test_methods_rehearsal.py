@@ -310,23 +310,35 @@ def relations_by_hand(now: list[list[float]], past: list[list[float]], kappa: fl
     return mean(losses)
 
 
+def contrast_of_authors(z: list[list[float]], labels: list[int], anchors: list[int]) -> float:
+    """As the authors' code has it at T = 0.5: times T over SupCon's base, and old images count as 0 in the mean."""
+    return 0.5 / 0.07 * contrast_by_hand(z, labels, anchors, 0.5) * len(anchors) / len(z)
+
+
 def test_contrast_has_new_images_as_anchors_only() -> None:
-    z, labels = unit_rows(9, 1), [3, 4, 3, 4, 0, 1, 0, 1, 0]
-    found = asymmetric_contrast(z @ z.T, torch.tensor(labels), 4, 0.5)
-    assert value(found) == pytest.approx(contrast_by_hand(z.tolist(), labels, [0, 1, 2, 3], 0.5))
-    assert value(found) != pytest.approx(contrast_by_hand(z.tolist(), labels, list(range(9)), 0.5), rel=0.01)
+    z, labels = unit_rows(9, 1), [3, 0, 4, 3, 1, 0, 4, 1, 0]
+    new = [0, 2, 3, 6]
+    anchors = torch.tensor(labels) >= 3
+
+    def contrast(similarity: Tensor, labels: list[int]) -> Tensor:
+        return asymmetric_contrast(similarity, torch.tensor(labels), anchors, 0.5, 0.07)
+
+    found = contrast(z @ z.T, labels)
+    assert value(found) == pytest.approx(contrast_of_authors(z.tolist(), labels, new))
+    assert value(found) != pytest.approx(contrast_of_authors(z.tolist(), labels, list(range(9))), rel=0.01)
     # Old images are negatives: whether two of them are alike, in label or in feature, changes nothing.
-    relabelled = torch.tensor([3, 4, 3, 4, 0, 0, 1, 1, 2])
-    assert torch.equal(asymmetric_contrast(z @ z.T, relabelled, 4, 0.5), found)
+    assert torch.equal(contrast(z @ z.T, [3, 0, 4, 3, 0, 1, 4, 1, 2]), found)
     similarity = (z @ z.T).requires_grad_()
-    asymmetric_contrast(similarity, torch.tensor(labels), 4, 0.5).backward()
+    contrast(similarity, labels).backward()
     assert similarity.grad is not None
-    assert not similarity.grad[4:].any()
-    assert similarity.grad[:4, 4:].all()
+    assert not similarity.grad[~anchors].any()
+    assert similarity.grad[anchors][:, ~anchors].all()
     # Where an old image has an anchor's class it is a positive.
-    mixed = [3, 4, 3, 4, 3, 1, 0, 1, 0]
-    found = asymmetric_contrast(z @ z.T, torch.tensor(mixed), 4, 0.5)
-    assert value(found) == pytest.approx(contrast_by_hand(z.tolist(), mixed, [0, 1, 2, 3], 0.5))
+    mixed = [3, 3, 4, 3, 1, 0, 4, 1, 0]
+    assert value(contrast(z @ z.T, mixed)) == pytest.approx(contrast_of_authors(z.tolist(), mixed, new))
+    # A batch may hold old images only; then there is nothing to contrast.
+    nothing = asymmetric_contrast(z @ z.T, torch.tensor(labels), torch.zeros(9, dtype=torch.bool), 0.5, 0.07)
+    assert value(nothing) == 0
 
 
 def test_relations_are_distilled_between_all_images() -> None:
@@ -353,23 +365,48 @@ def test_co2l_contrasts_two_views_and_distils_from_the_model_before(train_backbo
     method: Co2L = after_tasks("co2l", tasks=1, train_backbone=train_backbone)
     first = labelled(4, 0, 5)
     images, labels = torch.cat([first.images, first.second]), first.labels.tolist() * 2
-    expected = contrast_by_hand(projected(method, images), labels, list(range(8)), 0.5)
+    expected = contrast_of_authors(projected(method, images), labels, list(range(8)))
     assert value(method.loss(first)) == pytest.approx(expected, rel=1e-3)
 
     method.begin_task(task_view(1))
     method.begin_phase(method.phases(task_view(1))[0], task_view(1))
-    batch, replay = labelled(4, CLASSES, 1), labelled(5, 0, 2)
-    batch.replay = (replay,)
-    images = torch.cat([batch.images, batch.second, replay.images, replay.second])
-    labels = batch.labels.tolist() * 2 + replay.labels.tolist() * 2
+    batch = mingled(labelled(4, CLASSES, 1), labelled(5, 0, 2))
+    images, labels = torch.cat([batch.images, batch.second]), batch.labels.tolist() * 2
+    new = [place for place, label in enumerate(labels) if label >= CLASSES]
+    assert len(new) == 8
+    assert new != list(range(8))
     past = projected(method, images)
     spread(method.projector, 8)
     if train_backbone:
         spread(method.backbone.blocks[3], 9)
     now = projected(method, images)
-    contrast = contrast_by_hand(now, labels, list(range(8)), 0.5)
-    relations = relations_by_hand(now, past, 0.2, 0.01)
+    contrast, relations = contrast_of_authors(now, labels, new), relations_by_hand(now, past, 0.2, 0.01)
     assert value(method.loss(batch)) == pytest.approx(contrast + relations, rel=1e-3)
+    method.config = method.config.model_copy(update={"distillation_weight": 0.0})
+    assert value(method.loss(batch)) == pytest.approx(contrast, rel=1e-3)
+
+
+def mingled(one: Batch, other: Batch) -> Batch:
+    """The images of two batches, shuffled."""
+    order = torch.randperm(len(one.labels) + len(other.labels), generator=seeded(4))
+
+    def both(first: Tensor, second: Tensor) -> Tensor:
+        return torch.cat([first, second])[order]
+
+    return Batch(
+        lambda: both(one.images, other.images),
+        both(one.labels, other.labels),
+        make_second=lambda: both(one.second, other.second),
+    )
+
+
+def test_co2l_draws_new_and_old_images_alike_and_its_projector_has_a_rate() -> None:
+    method: Co2L = after_tasks("co2l", head_lr=0.02)
+    assert method.phases(task_view(1))[0] == Phase(data="task+buffer", views=2, augment="random_resized_crop")
+    names = [name for name, _ in method.named_parameters()]
+    rates = {name.split(".")[0]: method.own_lr(name) for name in names}
+    assert rates == {"backbone": None, "head": 0.02, "projector": 0.001}
+    assert make("co2l", projector_lr=None).own_lr("projector.0.weight") is None
 
 
 @pytest.mark.parametrize("train_backbone", [True, False])
@@ -378,7 +415,6 @@ def test_co2l_trains_features_first_and_then_a_head_from_zero(train_backbone: bo
     method.begin_task(task_view(1))
     assert all(not parameter.any() for parameter in method.head.parameters())
     learn, head = method.phases(task_view(1))
-    assert learn == Phase(replay=1, views=2, augment="random_resized_crop")
     assert (head.data, head.balanced, head.views) == ("task+buffer", True, 1)
     for _ in range(2):  # the phases of two tasks
         method.begin_phase(learn, task_view(1))

@@ -22,11 +22,15 @@ class Co2LConfig(RehearsalConfig):
     """Options of `co2l`."""
 
     name: str = "co2l"
-    temperature: float = Field(default=0.5, gt=0, description="temperature of the contrastive loss")
+    temperature: float = Field(default=0.5, gt=0, description="T, temperature of the contrastive loss")
+    base_temperature: float = Field(default=0.07, gt=0, description="the contrastive loss is multiplied by T over this")
     current_temperature: float = Field(default=0.2, gt=0, description="κ of the relations now")
     past_temperature: float = Field(default=0.01, gt=0, description="κ* of the relations before the task")
     distillation_weight: float = Field(default=1.0, ge=0, description="weight of the relation distillation")
     projection: int = Field(default=128, ge=1, description="dimensions that images are compared in")
+    projector_lr: float | None = Field(
+        default=0.001, gt=0, description="learning rate of the projector, which starts at random (null: the backbone's)"
+    )
     head_epochs: int | None = Field(default=None, ge=1, description="epochs of the linear head (default: the recipe's)")
     head_lr: float | None = Field(
         default=0.005, gt=0, description="learning rate of the linear head (null: that of the backbone)"
@@ -39,7 +43,7 @@ class Co2L(Rehearsal):
 
     Config = Co2LConfig
     summary = "contrastive features, their relations distilled, and a head trained last; reservoir buffer"
-    grid: ClassVar[Grid] = {"train.lr": (5e-5, 2e-4), "method.head_lr": (0.005, 0.001)}
+    grid: ClassVar[Grid] = {"train.lr": (5e-5, 2e-4), "method.projector_lr": (0.001, 0.005)}
     config: Co2LConfig
     past: Past | None = None
     training_head = False
@@ -60,9 +64,9 @@ class Co2L(Rehearsal):
         self.forget_head()  # here, as a run may be resumed inside the phase that trains it
 
     def phases(self, task: TaskView) -> Sequence[Phase]:
-        """Return the features' phase, in two views, and the head's."""
+        """Return the features' phase, on new and old images as they come and in two views, and the head's."""
         return (
-            Phase(replay=1, views=2, augment="random_resized_crop"),
+            Phase(data="task+buffer", views=2, augment="random_resized_crop"),
             Phase(name=HEAD, data="task+buffer", balanced=True, epochs=self.config.head_epochs),
         )
 
@@ -77,18 +81,22 @@ class Co2L(Rehearsal):
         """Return the contrastive loss plus IRD once there is a past, or the head's cross-entropy."""
         if self.training_head:
             return super().loss(batch)
-        parts = (batch, *batch.replay)  # the new images' two views come first
         views = Batch(
-            make_images=lambda: torch.cat([view for part in parts for view in (part.images, part.second)]),
-            labels=torch.cat([part.labels for part in parts for _ in range(2)]),
+            make_images=lambda: torch.cat([batch.images, batch.second]),
+            labels=torch.cat([batch.labels, batch.labels]),
         )
         similarity = _similarity(self.projector, self.features(views))
-        loss = asymmetric_contrast(similarity, views.labels, 2 * len(batch.labels), self.config.temperature)
+        new = views.labels >= self.head.first_newest
+        loss = asymmetric_contrast(similarity, views.labels, new, self.config.temperature, self.config.base_temperature)
         if self.past is None:
             return loss
         kappas = self.config.current_temperature, self.config.past_temperature
         distilled = relation_distillation(similarity, self.past.similarity(views), *kappas)
         return loss + self.config.distillation_weight * distilled
+
+    def own_lr(self, name: str) -> float | None:
+        """Head and projector have rates of their own, if they are configured."""
+        return self.config.projector_lr if name.startswith("projector.") else super().own_lr(name)
 
     def additional(self) -> int:
         """Return the size of the projector, which prediction does not need."""
@@ -125,14 +133,16 @@ def _similarity(projector: nn.Module, features: Tensor) -> Tensor:
     return directions @ directions.T
 
 
-def asymmetric_contrast(similarity: Tensor, labels: Tensor, anchors: int, temperature: float) -> Tensor:
-    """Return the supervised contrastive loss whose anchors are the first `anchors` images only.
+def asymmetric_contrast(similarity: Tensor, labels: Tensor, anchors: Tensor, temperature: float, base: float) -> Tensor:
+    """Return the supervised contrastive loss, times T over `base`, of images that are anchors, (images,) booleans.
 
-    The others, which are old, are compared with but never drawn together: their features keep what they learned.
+    The others, which are old, are compared with but never drawn together: their features keep what they learned. Still
+    the mean is over all images, as in the authors' code: the fewer are new, the more distillation weighs.
     """
-    same = _others(labels[:, None] == labels)[:anchors]
-    log_chance = (_others(similarity)[:anchors] / temperature).log_softmax(dim=1)
-    return -((log_chance * same).sum(dim=1) / same.sum(dim=1)).mean()
+    same = _others(labels[:, None] == labels)
+    log_chance = (_others(similarity) / temperature).log_softmax(dim=1)
+    loss = -(log_chance * same).sum(dim=1) / same.sum(dim=1).clamp_min(1)
+    return temperature / base * (loss * anchors).mean()
 
 
 def relation_distillation(current: Tensor, past: Tensor, kappa: float, past_kappa: float) -> Tensor:

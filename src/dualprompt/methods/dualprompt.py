@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field, field_validator
 from torch import Tensor
 
@@ -23,6 +22,7 @@ from dualprompt.methods.base import (
     below,
     numbered,
 )
+from dualprompt.methods.heads import with_one
 from dualprompt.methods.prompted import Prompted
 from dualprompt.methods.ridge import Ridge
 from dualprompt.methods.statistics import ClassGaussians, GaussianMatching, KeyMatching, generator_for, realign
@@ -103,7 +103,7 @@ class DualPrompt(Prompted):
         self.shared_layers = min((*config.g_layers, *config.e_layers), default=1) - 1
         dim = backbone.config.dim
         if config.head == "ridge":
-            self.ridge = Ridge(dim + 1, _with_one)
+            self.ridge = Ridge(dim + 1, with_one)
         elif config.head == "gaussian":
             self.gaussians = ClassGaussians()
         self.matching = None
@@ -214,8 +214,3 @@ class DualPrompt(Prompted):
         for name in ("ridge", "gaussians", "matching"):
             if (statistics := getattr(self, name, None)) is not None:
                 statistics.restore(below(f"{name}.", state))
-
-
-def _with_one(features: Tensor) -> Tensor:
-    """Append a 1, whose weight is the bias."""
-    return F.pad(features, (0, 1), value=1.0)

@@ -67,3 +67,8 @@ class GrowingHead(nn.Module):
 def _linear(features: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """A classifier stays in fp32 whatever the backbone computes in."""
     return F.linear(features.float(), weight, bias)
+
+
+def with_one(features: Tensor) -> Tensor:
+    """Append a 1, whose weight is the bias."""
+    return F.pad(features, (0, 1), value=1.0)

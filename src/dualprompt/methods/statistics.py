@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -55,28 +55,109 @@ def class_means(features: Tensor, labels: Tensor, classes: int) -> Tensor:
     return members.T @ features / members.sum(dim=0).clamp_min(1)[:, None]
 
 
-def within_class(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Return the class means and the scatter matrix Σ (f − μ_y)(f − μ_y)ᵀ, both in float64."""
-    features = precise(features)
-    labels = labels.to(features.device)
-    means = class_means(features, labels, classes)
-    centred = features - means[labels]
-    return means, centred.T @ centred
+def _as_they_are(features: Tensor) -> Tensor:
+    return features
 
 
-def shrunk(scatter: Tensor, count: int) -> Tensor:
-    """Return the covariance, shrunk towards a multiple of the identity as far as `count` samples call for.
+def within_class(
+    features: Tensor, labels: Tensor, classes: int, expand: Callable[[Tensor], Tensor] = _as_they_are
+) -> tuple[Tensor, Tensor]:
+    """Return the class means and the scatter matrix Σ (f − μ_y)(f − μ_y)ᵀ, both in float64.
 
-    This is the oracle approximating shrinkage of Chen et al. (2010), without its terms in 2/dim, as in scikit-learn.
-    It has full rank however few the samples are.
+    Features are first passed through `expand`, some at a time: expanded they never exist all at once.
+    """
+    parts = list(zip(features.split(4096), labels.to(features.device).split(4096), strict=True))
+    sums, counts = torch.zeros(()), torch.zeros(())
+    for rows, own in parts:
+        expanded = precise(expand(rows))
+        members = F.one_hot(own, classes).to(expanded)
+        sums = sums.to(expanded) + members.T @ expanded
+        counts = counts.to(expanded) + members.sum(dim=0)
+    means = sums / counts.clamp_min(1)[:, None]
+    scatter = torch.zeros(())
+    for rows, own in parts:  # about the means, in a second pass: a difference of sums would lose digits
+        centred = precise(expand(rows)) - means[own.to(means.device)]
+        scatter = scatter.to(centred) + centred.T @ centred
+    return means, scatter
+
+
+def shrunk(scatter: Tensor, count: int, share: float | None = None) -> Tensor:
+    """Return the covariance, shrunk by `share` towards a multiple of the identity of the same trace.
+
+    By default as far as `count` samples call for: the oracle approximating shrinkage of Chen et al. (2010), without its
+    terms in 2/dim, as in scikit-learn. It has full rank however few the samples are.
     """
     dim = len(scatter)
     covariance = scatter / max(count, 1)
-    trace, square = covariance.trace(), covariance.square().sum()
-    spread = (count + 1) * (square - trace**2 / dim)
-    share = ((square + trace**2) / spread.clamp_min(1e-30)).clamp(max=1)
+    trace = covariance.trace()
+    if share is None:
+        square = covariance.square().sum()
+        spread = (count + 1) * (square - trace**2 / dim)
+        part = ((square + trace**2) / spread.clamp_min(1e-30)).clamp(max=1)
+    else:
+        part = torch.full_like(trace, share)
     eye = torch.eye(dim, dtype=covariance.dtype, device=covariance.device)
-    return (1 - share) * covariance + (share * trace / dim + 1e-8) * eye
+    return (1 - part) * covariance + (part * trace / dim + 1e-8) * eye
+
+
+def packed(symmetric: Tensor) -> Tensor:
+    """Return the upper triangle of a symmetric matrix, row after row: (dim (dim + 1) / 2,)."""
+    return symmetric[tuple(torch.triu_indices(*symmetric.shape, device=symmetric.device))]
+
+
+def unpacked(triangle: Tensor, dim: int) -> Tensor:
+    """Return the symmetric matrix of a `packed` triangle."""
+    square = triangle.new_zeros(dim, dim)
+    rows, columns = torch.triu_indices(dim, dim, device=triangle.device)
+    square[rows, columns] = triangle
+    square[columns, rows] = triangle
+    return square
+
+
+class Discriminant(nn.Module):
+    """Linear discriminant analysis: a mean for each class and one covariance for all, whatever the order of tasks.
+
+    That is dim numbers a class, dim (dim + 1) / 2 in all, and how many samples there were.
+    """
+
+    scatter: Tensor
+    count: Tensor
+
+    def __init__(self, dim: int, shrinkage: float | None = None) -> None:
+        super().__init__()
+        self.dim = dim
+        self.shrinkage = shrinkage
+        self.means = TensorList()  # each (classes of the task, dim)
+        self.register_buffer("scatter", torch.zeros(dim * (dim + 1) // 2))  # within classes, summed over tasks, packed
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def include(
+        self, features: Tensor, labels: Tensor, classes: int, expand: Callable[[Tensor], Tensor] = _as_they_are
+    ) -> None:
+        """Take in a task's features, each passed through `expand`; its labels count from 0."""
+        means, scatter = within_class(features, labels, classes, expand)
+        self.means.append(means)
+        self.scatter += packed(scatter).to(self.scatter)
+        self.count += len(features)
+
+    def solve(self) -> tuple[Tensor, Tensor]:
+        """Return weights (classes, dim) and biases (classes,) of the log-likelihoods of all classes, in float64.
+
+        What all classes have in common is left out of −½ (f − μ)ᵀ Σ⁻¹ (f − μ): that changes no posterior, and leaves
+        scores that suit float32.
+        """
+        means = precise(torch.cat(list(self.means)))
+        covariance = shrunk(unpacked(precise(self.scatter), self.dim), int(self.count), self.shrinkage)
+        weight = torch.linalg.solve(covariance, means.T).T
+        bias = -(weight * means).sum(dim=1) / 2
+        return weight - weight.mean(dim=0), bias - bias.mean()
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Take over the statistics of a checkpoint, whose scatter may be a whole square."""
+        scatter = state["scatter"]
+        self.means.restore(numbered(state, "means"))
+        self.scatter.copy_(scatter if scatter.dim() == 1 else packed(scatter))
+        self.count.copy_(state["count"])
 
 
 class ClassGaussians(nn.Module):
@@ -182,24 +263,16 @@ class KeyMatching(nn.Module):
         return nearest // self.keys_per_task, similarity
 
 
-class GaussianMatching(nn.Module):
-    """A mean for each class and one covariance for all of them; an image belongs to its likeliest class's task.
+class GaussianMatching(Discriminant):
+    """An image belongs to the task of its likeliest class."""
 
-    That is dim numbers a class and dim² in all.
-    """
-
-    scatter: Tensor
-    count: Tensor
     weight: Tensor
     bias: Tensor
     task_of: Tensor
     directions: Tensor
 
     def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.means = TensorList()  # each (classes of the task, dim)
-        self.register_buffer("scatter", torch.zeros(dim, dim))  # within classes, summed over all tasks
-        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        super().__init__(dim)
         # Which class is likeliest is a linear question, made once a task.
         self.register_buffer("weight", torch.empty(0, dim), persistent=False)
         self.register_buffer("bias", torch.empty(0), persistent=False)
@@ -208,29 +281,19 @@ class GaussianMatching(nn.Module):
 
     def add(self, queries: Tensor, labels: Tensor, classes: int, generator: torch.Generator) -> None:
         """Take in a task's queries; its labels count from 0."""
-        means, scatter = within_class(queries, labels, classes)
-        self.means.append(means)
-        self.scatter += scatter.to(self.scatter)
-        self.count += len(queries)
+        self.include(queries, labels, classes)
         self._prepare()
 
     def restore(self, state: dict[str, Tensor]) -> None:
         """Take over the statistics of a checkpoint."""
-        self.means.restore(numbered(state, "means"))
-        self.scatter.copy_(state["scatter"])
-        self.count.copy_(state["count"])
+        super().restore(state)
         if len(self.means):
             self._prepare()
 
     def _prepare(self) -> None:
-        means = precise(torch.cat(list(self.means)))
-        # −½ (q − μ)ᵀ Σ⁻¹ (q − μ) without the part that is the same for all classes
-        weight = torch.linalg.solve(shrunk(precise(self.scatter), int(self.count)), means.T).T
-        bias = -(weight * means).sum(dim=1) / 2
-        # To take away what all classes have in common changes no order and leaves scores that suit float32.
-        self.weight = (weight - weight.mean(dim=0)).to(self.scatter)
-        self.bias = (bias - bias.mean()).to(self.scatter)
-        self.directions = F.normalize(means, dim=1).to(self.scatter)
+        weight, bias = self.solve()
+        self.weight, self.bias = weight.to(self.scatter), bias.to(self.scatter)
+        self.directions = F.normalize(precise(torch.cat(list(self.means))), dim=1).to(self.scatter)
         sizes = torch.tensor([len(means) for means in self.means])
         self.task_of = torch.arange(len(sizes)).repeat_interleave(sizes).to(self.scatter.device)
 

@@ -37,6 +37,7 @@ ADDED: dict[str, dict[str, Any]] = {
         "align_steps": 300,
         "align_lr": 0.01,
         "keys_per_task": 5,
+        "pool": "shared",
     },
 }
 VERSIONS = ("torch", "numpy", "pillow", "safetensors", "lightning-fabric", "scikit-learn", "matplotlib")

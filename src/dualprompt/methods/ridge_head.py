@@ -1,0 +1,52 @@
+"""Ridge regression of one-hot labels on the frozen features themselves: RanPAC without its projection."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from dualprompt.backbones.vit import VisionTransformer
+from dualprompt.methods.base import METHODS, Grid, MethodConfig, TaskView, below
+from dualprompt.methods.closed_form import ClosedForm, ClosedFormConfig
+from dualprompt.methods.heads import with_one
+from dualprompt.methods.ridge import Ridge
+from dualprompt.methods.statistics import generator_for
+
+
+class RidgeHeadConfig(ClosedFormConfig):
+    """Options of `ridge`."""
+
+    name: str = "ridge"
+    strength: float | None = Field(default=None, gt=0, description="λ (default: chosen on a fifth of each task)")
+
+
+@METHODS.register("ridge")
+class RidgeHead(ClosedForm):
+    """A linear head with a bias, by least squares over everything seen so far."""
+
+    Config = RidgeHeadConfig
+    summary = "ridge regression on frozen features; no training"
+    grid: ClassVar[Grid] = {}
+    of_task: ClassVar[Mapping[str, int | None]] = {**ClosedForm.of_task, "ridge.sums": 1}
+    config: RidgeHeadConfig
+
+    def __init__(self, config: MethodConfig, backbone: VisionTransformer) -> None:
+        assert isinstance(config, RidgeHeadConfig)
+        super().__init__(config, backbone)
+        self.ridge = Ridge(backbone.config.dim + 1, with_one)
+
+    @torch.no_grad()
+    def end_task(self, task: TaskView) -> None:
+        """Add the task to the sums and solve for the head of all classes."""
+        labels, generator = task.labels - task.first_class, generator_for(task, "ridge")
+        solved = self.ridge.add(task.queries().float(), labels, task.classes, self.config.strength, generator)
+        self.set_head([rows[:, :-1] for rows in solved], [rows[:, -1] for rows in solved])
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Take over the sums and the head."""
+        super().load_state(state)
+        self.ridge.restore(below("ridge.", state))
