@@ -25,7 +25,6 @@ LITTLE: dict[str, Any] = {
     "device": "cpu",
 }
 OWN: dict[str, dict[str, Any]] = {
-    "bic": {"method.correction_epochs": 5},
     "co2l": {"train.epochs": 2, "method.head_epochs": 3},
     "er": {"train.epochs": 8},
     # What is learned so surely has little Fisher information. Its head goes at the backbone's rate, as its control's.

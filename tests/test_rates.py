@@ -95,8 +95,6 @@ def rates_of(optimiser: torch.optim.Optimizer) -> dict[str, float]:
 
 
 def test_only_the_head_has_the_heads_rate() -> None:
-    correction = begun("bic", phase=1, head_lr=0.02)
-    assert rates_of(make_optimiser(correction, TrainConfig(), 0.01)) == {"correction.1": 0.01}
     features = begun("co2l", phase=0)  # backbone and projector
     assert set(rates_of(make_optimiser(features, TrainConfig(lr=1e-4))).values()) == {1e-4}
 
