@@ -54,8 +54,6 @@ class Phase:
     epochs: int | None = None  # None: as many as the recipe says
     epochs_factor: int = 1  # so many times as many
     cycles: int = 1  # cosines of the schedule, each twice as long as the one before (SGDR)
-    # End early: after a cosine whose last epoch's loss is not this share below that of the cosine before.
-    settled: float | None = None
     lr: float | None = None  # learning rate; None: the recipe's
     replay: int = 0  # batches from the buffer that come with every step
     views: int = 1  # 2: each image comes in two independently augmented views

@@ -31,7 +31,6 @@ class Position:
     log_bytes: int = 0  # length of metrics.jsonl at this moment; what a killed run wrote after it is cut off
     accuracy: list[list[float]] = field(default_factory=list)
     matching: list[list[float]] = field(default_factory=list)
-    losses: list[float] = field(default_factory=list)  # mean of each epoch of the phase so far
     # Of the last evaluation: how many images of each task (row) used the E-Prompt of each task (column).
     confusion: list[list[int]] = field(default_factory=list)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -173,10 +173,8 @@ class _Loop:
         images = 0
         with self.progress.bar(label, len(subset) * work.epochs, "img", done=done) as bar:
             for epoch in range(self.position.epoch, work.epochs):
-                if phase.settled is not None and has_settled(self.position.losses, phase.settled):
-                    break
                 images += self._epoch(task, epoch, work, steps, bar)
-        self.position = replace(self.position, phase=number + 1, epoch=0, step=0, losses=[])
+        self.position = replace(self.position, phase=number + 1, epoch=0, step=0)
         return images
 
     def _step(self, work: _Work) -> Callable[[Inputs], None]:
@@ -229,7 +227,7 @@ class _Loop:
         if self.writes:
             extra = {} if work.number == 0 else {"phase": work.phase.name}
             self.run.log(event="epoch", task=task.index + 1, epoch=epoch + 1, loss=mean, **extra)
-        self.position = replace(self.position, epoch=epoch + 1, step=0, losses=[*self.position.losses, mean])
+        self.position = replace(self.position, epoch=epoch + 1, step=0)
 
     def _judge(self, task: Task, seconds: float, images: int) -> None:
         subsets = self.setup.judged(task.index + 1)
@@ -372,7 +370,7 @@ def set_rates(optimiser: torch.optim.Optimizer, config: TrainConfig, done: float
     if config.schedule == "constant":
         return
     if cycles > 1:
-        at = 1 + done * (2**cycles - 1)  # the cosines begin at 1, 2, 4, …
+        at = round(1 + done * (2**cycles - 1), 9)  # the cosines begin at 1, 2, 4, …, not a rounding error before
         done = at / 2 ** math.floor(math.log2(at)) - 1
     for group in optimiser.param_groups:
         rate = group["initial_lr"] * (1 + math.cos(math.pi * done)) / 2
@@ -380,15 +378,6 @@ def set_rates(optimiser: torch.optim.Optimizer, config: TrainConfig, done: float
             group["lr"].fill_(rate)  # in place: a recorded step reads this tensor
         else:
             group["lr"] = rate
-
-
-def has_settled(losses: Sequence[float], share: float) -> bool:
-    """Return whether a phase of cosines of 1, 2, 4, … epochs is at the end of one that has not lowered the loss by
-    this share: that is, by twice the training."""
-    epochs = len(losses)
-    if epochs < 3 or (epochs + 1) & epochs:  # cosines end after 1, 3, 7, … epochs
-        return False
-    return losses[-1] > (1 - share) * losses[(epochs - 1) // 2 - 1]
 
 
 def _sentence(task: Task, accuracy: list[float], matching: list[float]) -> str:
