@@ -144,13 +144,8 @@ def test_by_default_every_method_is_there_in_the_papers_order() -> None:
 
 
 def test_joint_training_says_what_its_budget_is() -> None:
-    labels = [
-        "ft-seq",
-        "upper-bound",
-        "upper-bound:epochs_factor=4",
-        "upper-bound:train.epochs=6",
-        "upper-bound:train.epochs=1",
-    ]
+    options = ("", ":epochs_factor=4", ":train.epochs=6", ":train.epochs=1")
+    labels = ["ft-seq", *(f"upper-bound{option}" for option in options)]
     same = "joint, same budget"
     expected = [None, same, "joint, longer", "joint, longer", "joint, shorter"]
     found = main_table.lines("split-cifar100", None, labels, [], {})
@@ -199,14 +194,8 @@ def test_rehearsal_and_joint_training_in_the_table(world: World, tmp_path: Path)
         ("upper-bound:epochs_factor=3", 0, None),
     ]
     assert [row["budget"] for row in rows] == [None] * 3 + ["joint, same budget", "joint, longer"]
-    passes = [
-        max(
-            line["epoch"]
-            for line in map(json.loads, (Path(row["runs"][0]) / "metrics.jsonl").open())
-            if line["event"] == "epoch"
-        )
-        for row in rows[-2:]
-    ]
+    logs = [(Path(row["runs"][0]) / "metrics.jsonl").read_text().splitlines() for row in rows[-2:]]
+    passes = [max(line.get("epoch", 0) for line in map(json.loads, log)) for log in logs]
     assert passes == [1, 3]
     assert rows[0]["buffer_bytes"] > 0
     assert rows[0]["forgetting"] is not None

@@ -29,7 +29,7 @@ OWN: dict[str, dict[str, Any]] = {
     "er": {"train.epochs": 8},
     # What is learned so surely has little Fisher information. Its head goes at the backbone's rate, as its control's.
     "ewc": {"method.ewc_lambda": 1e6, "method.head_lr": None},
-    "gdumb": {"train.epochs": 6},
+    "gdumb": {"method.cycles": 3},
     "l2p": {"method.length": 2, "method.top_n": 2, "method.pool_size": 5},
     "lwf": {"train.lr": 2e-4},
     "ranpac": {"method.projection": 200},

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from dualprompt.config import compose
 from dualprompt.data.stream import Subset
 from dualprompt.errors import DualPromptError
 from dualprompt.methods.base import METHODS, Batch, BufferPlan, Method, Phase, TaskView, method_config
@@ -20,8 +23,13 @@ from dualprompt.methods.co2l import Co2L, asymmetric_contrast, relation_distilla
 from dualprompt.methods.derpp import DERPP, noted_error
 from dualprompt.methods.er import ER
 from dualprompt.methods.gdumb import GDumb, cutmix
+from dualprompt.training import group
 from dualprompt.training.buffer import Buffer, part
+from dualprompt.training.loop import train
+from dualprompt.training.run import Run
+from dualprompt.training.setup import prepare
 from helpers import SIDE, random_images, seeded, subset_of, task_view, tiny_vit
+from sandbox import World
 
 NAMES = ("er", "der++", "gdumb", "bic", "co2l")
 CLASSES = 3  # a task
@@ -189,7 +197,7 @@ def test_gdumb_learns_mixed_images_by_both_labels(train_backbone: bool) -> None:
 
 
 def test_gdumb_starts_from_the_pre_trained_weights_at_every_task() -> None:
-    method: GDumb = make("gdumb", epochs=7, lr=0.1)
+    method: GDumb = make("gdumb", cycles=3, lr=0.1)
     before = {name: value.clone() for name, value in method.backbone.state_dict().items()}
     method.begin_task(task_view(0))
     spread(method, 3)
@@ -197,9 +205,40 @@ def test_gdumb_starts_from_the_pre_trained_weights_at_every_task() -> None:
     assert all(torch.equal(value, before[name]) for name, value in method.backbone.state_dict().items())
     assert len(torch.cat(list(method.head.bias))) == 6
     assert all(not parameter.any() for parameter in method.head.parameters())
-    assert method.phases(task_view(1)) == (Phase(data="buffer", epochs=7, lr=0.1, noise=4),)
+    assert method.phases(task_view(1)) == (Phase(data="buffer", epochs=7, cycles=3, lr=0.1, noise=4),)
     assert method.buffer == BufferPlan(1000, "balanced", fill="before")
     assert set(method.state()) == {name for name, _ in method.named_parameters()}
+
+
+def test_gdumb_knows_its_buffer_by_heart(world: World, tmp_path: Path) -> None:
+    """In the end all images of the buffer are right; thirty passes in one cosine, as for a task, do not do."""
+
+    class Watched(GDumb):
+        right: list[float]
+
+        def end_task(self, task: TaskView) -> None:
+            super().end_task(task)
+            hits = [self.predict(each).logits.argmax(1) == each.labels for each in task.batches()]
+            self.right.append(float(torch.cat(hits).float().mean()))
+
+    class Briefly(Watched):
+        def phases(self, task: TaskView) -> tuple[Phase, ...]:
+            return (replace(super().phases(task)[0], epochs=30, cycles=1),)
+
+    def learn(kind: type[Watched], name: str) -> list[float]:
+        # The buffer has room for everything, and the only task is all of it.
+        own = {"benchmark.tasks": 1, "method.name": "gdumb", "method.buffer_size": 60}
+        training = {"train.lr": 0.002, "train.schedule": "cosine", "train.batch_size": 39}
+        config = group.plan([compose(str(world.preset), None, own | training)], baseline=False)[0].config
+        setup = prepare(config)
+        method = kind(setup.method.config, setup.method.backbone)
+        method.right = []
+        run = Run.create(tmp_path / name, config, setup.stream, setup.weights, setup.precision)
+        train(replace(setup, method=method), run)
+        return method.right
+
+    assert min(learn(Watched, "converged")) > 0.99
+    assert max(learn(Briefly, "briefly")) < 0.9
 
 
 def bic_by_hand(method: BiC, teacher: Callable[[Tensor], list[list[float]]], batch: Batch) -> float:

@@ -94,9 +94,8 @@ def default_methods() -> list[str]:
     """Return every method: the paper's in its order, then the others; last those that train jointly, also longer."""
     known = sorted(METHODS.names(), key=lambda name: (*paper.ORDER, name).index(name))
     joint = [name for name in known if METHODS[name].joint]
-    return [name for name in known if name not in joint] + [
-        each for name in joint for each in (name, f"{name}:{LONGER}")
-    ]
+    others = [name for name in known if name not in joint]
+    return [*others, *(label for name in joint for label in (name, f"{name}:{LONGER}"))]
 
 
 def lines(
