@@ -370,7 +370,7 @@ def set_rates(optimiser: torch.optim.Optimizer, config: TrainConfig, done: float
     if config.schedule == "constant":
         return
     if cycles > 1:
-        at = round(1 + done * (2**cycles - 1), 9)  # the cosines begin at 1, 2, 4, …, not a rounding error before
+        at = 1 + done * (2**cycles - 1)  # the cosines begin at 1, 2, 4, …
         done = at / 2 ** math.floor(math.log2(at)) - 1
     for group in optimiser.param_groups:
         rate = group["initial_lr"] * (1 + math.cos(math.pi * done)) / 2
