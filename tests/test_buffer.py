@@ -18,7 +18,7 @@ from torch import Tensor
 from dualprompt.data.images import Images
 from dualprompt.data.stream import Subset
 from dualprompt.methods.base import BufferPlan
-from dualprompt.training.buffer import Buffer
+from dualprompt.training.buffer import Buffer, part
 from helpers import noise_pictures, ragged, subset_of
 
 Policy = Literal["reservoir", "balanced"]
@@ -217,3 +217,59 @@ def test_select_and_concat_equal_lists(shapes: list[tuple[int, int]], equal: boo
     for row, picture in enumerate(expected):
         np.testing.assert_array_equal(both.image(row), picture)
     assert len(Images.concat([])) == 0
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=60), min_size=1, max_size=4),
+    st.integers(1, 40),
+    st.integers(0, 3),
+)
+def test_a_reserve_is_kept_apart_for_ever(stream: list[list[int]], room: int, seed: int) -> None:
+    buffer = Buffer(BufferPlan(room, "balanced", reserve=True), seed)
+    trained, reserved, number = set[int](), set[int](), 0
+    for index, few in enumerate(stream):
+        labels = [4 * index + label for label in few]  # every task has classes of its own
+        pixels = np.arange(number, number + len(labels)).astype("<u4").view(np.uint8).reshape(-1, 1, 1, 4)[..., :3]
+        task = subset_of(pixels.copy(), labels)
+        apart = buffer.to_reserve(task, index)
+        assert torch.equal(apart, buffer.to_reserve(task, index)), "a resumed run sets the same aside"
+        for label, count in Counter(labels).items():
+            mine = int(apart[task.labels == label].sum())
+            assert (1 if count > 1 else 0) <= mine <= max(1, count // 10)
+        reserved |= numbers(part(task, apart)) | numbers(buffer.reserved())
+        trained |= numbers(part(task, ~apart)) | numbers(buffer.as_subset())
+        again = Buffer(buffer.plan, seed)
+        again.load_state(load(save(buffer.state())))
+        for each in (buffer, again):
+            each.offer(task, index)
+        assert numbers(again.reserved()) == numbers(buffer.reserved())
+        assert numbers(again.as_subset()) == numbers(buffer.as_subset())
+        assert len(buffer) == len(buffer.as_subset()) + len(buffer.reserved()) <= room
+        assert len(buffer.reserved()) <= max(room // 10, room // 2)
+        number += len(labels)
+    reserved |= numbers(buffer.reserved())
+    trained |= numbers(buffer.as_subset())
+    assert not reserved & trained
+
+
+def numbers(subset: Subset) -> set[int]:
+    """What the pixel of each image says."""
+    return {
+        int(pixel[0]) + 256 * int(pixel[1]) for pixel in (subset.images.image(int(i))[0, 0] for i in subset.indices)
+    }
+
+
+@pytest.mark.parametrize(("size", "classes", "places"), [(2000, 100, 200), (200, 50, 50), (8, 6, 4), (1, 3, 0)])
+def test_how_many_places_a_reserve_has(size: int, classes: int, places: int) -> None:
+    buffer = Buffer(BufferPlan(size, "balanced", reserve=True), 0)
+    for task in range(2):
+        mine = list(range(task * classes // 2, (task + 1) * classes // 2))
+        buffer.offer(dots(mine * 600), task)
+    assert (len(buffer), len(buffer.reserved())) == (size, places)
+
+
+def test_a_reserve_needs_a_plan_that_can_have_one() -> None:
+    for policy, fill in (("reservoir", "after"), ("balanced", "before")):
+        with pytest.raises(ValueError, match="reserves"):
+            BufferPlan(5, policy, fill, reserve=True)  # type: ignore[arg-type]

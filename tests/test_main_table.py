@@ -134,10 +134,27 @@ def test_options_of_a_line_are_read_as_dotted_options_are() -> None:
 
 def test_by_default_every_method_is_there_in_the_papers_order() -> None:
     found = main_table.default_methods()
-    assert sorted(found) == METHODS.names()
+    assert sorted(name for name in found if ":" not in name) == METHODS.names()
+    assert found[-2:] == ["upper-bound", "upper-bound:epochs_factor=4"]
+    assert found.index("ft++") == found.index("ft-seq") + 1
     theirs = [name for name in found if name in paper.ORDER]
     assert theirs == [name for name in paper.ORDER if name in METHODS]
-    assert [METHODS[name].joint for name in found] == sorted(METHODS[name].joint for name in found)
+    joint = [METHODS[name.partition(":")[0]].joint for name in found]
+    assert joint == sorted(joint)
+
+
+def test_joint_training_says_what_its_budget_is() -> None:
+    options = ("", ":epochs_factor=4", ":train.epochs=6", ":train.epochs=1")
+    labels = ["ft-seq", *(f"upper-bound{option}" for option in options)]
+    same = "joint, same budget"
+    expected = [None, same, "joint, longer", "joint, longer", "joint, shorter"]
+    found = main_table.lines("split-cifar100", None, labels, [], {})
+    assert [line.budget for line in found] == expected
+    assert found[1].title == f"upper-bound ({same})"
+    assert found[0].title == "ft-seq"
+    fewer = main_table.lines("split-cifar100", None, labels[1:3], [], {"train.epochs": 2})  # for all methods
+    assert [line.budget for line in fewer] == expected[1:3]
+    assert [line.config.train.epochs for line in fewer] == [2, 2]
 
 
 def test_the_typed_numbers_agree_with_what_the_paper_says_elsewhere() -> None:
@@ -164,7 +181,7 @@ def test_the_typed_numbers_agree_with_what_the_paper_says_elsewhere() -> None:
 
 
 def test_rehearsal_and_joint_training_in_the_table(world: World, tmp_path: Path) -> None:
-    names = ("--methods", "upper-bound,er,frozen-head", "--buffers", "3,6")
+    names = ("--methods", "upper-bound,upper-bound:epochs_factor=3,er,frozen-head", "--buffers", "3,6")
     command = ("table", "main", "--benchmark", world.preset, "--seeds", 1, "--runs", tmp_path, "--train.epochs", 1)
     found = call(*command, *names, "--json")
     assert found.code == 0, found.err
@@ -174,12 +191,17 @@ def test_rehearsal_and_joint_training_in_the_table(world: World, tmp_path: Path)
         ("er", 6, 6),
         ("frozen-head", 0, None),
         ("upper-bound", 0, None),
+        ("upper-bound:epochs_factor=3", 0, None),
     ]
+    assert [row["budget"] for row in rows] == [None] * 3 + ["joint, same budget", "joint, longer"]
+    logs = [(Path(row["runs"][0]) / "metrics.jsonl").read_text().splitlines() for row in rows[-2:]]
+    passes = [max(line.get("epoch", 0) for line in map(json.loads, log)) for log in logs]
+    assert passes == [1, 3]
     assert rows[0]["buffer_bytes"] > 0
     assert rows[0]["forgetting"] is not None
     assert rows[-1]["forgetting"] is None
     shown = call(*command, *names, "--format", "markdown").out
-    bound = next(line for line in shown.splitlines() if line.startswith("| upper-bound"))
+    bound = next(line for line in shown.splitlines() if line.startswith("| upper-bound (joint, same budget) |"))
     cells = [cell.strip() for cell in bound.split("|")[1:-1]]
     assert (cells[1], cells[3]) == ("–", "–")
 

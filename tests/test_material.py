@@ -10,21 +10,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from dualprompt.config import compose
 from dualprompt.data.stream import Subset, Task
 from dualprompt.methods.base import METHODS, Batch, Method, Phase, TaskView, method_config
+from dualprompt.methods.bic import BiC
 from dualprompt.methods.frozen_head import FrozenHead
 from dualprompt.training import group
 from dualprompt.training.buffer import Buffer
 from dualprompt.training.loop import train
-from dualprompt.training.material import held_out, material, union
+from dualprompt.training.material import material, union
 from dualprompt.training.run import Run
 from dualprompt.training.setup import prepare
-from helpers import seeded, subset_of, tiny_vit
+from helpers import subset_of, tiny_vit
 from sandbox import World
 
 REHEARSE = {"er", "der++", "gdumb", "bic", "co2l"}
@@ -57,6 +56,7 @@ def stream(*labels: list[int]) -> list[Task]:
 
 
 TASKS = stream([0, 1, 0, 1] * 6, [2, 3] * 10)
+SEEN = [task.train for task in TASKS]
 BUFFER = numbered_images(200, [0, 1, 1])
 OLD, NEW, HELD = seen(TASKS[0].train), seen(TASKS[1].train), seen(BUFFER)
 
@@ -73,7 +73,7 @@ OLD, NEW, HELD = seen(TASKS[0].train), seen(TASKS[1].train), seen(BUFFER)
     ],
 )
 def test_what_a_phase_works_on(method: str, data: Any, buffer: Subset | None, expected: list[tuple[int, int]]) -> None:
-    assert seen(material(make(method), Phase(data=data), TASKS, buffer, seed=0)) == expected
+    assert seen(material(make(method), Phase(data=data), SEEN, buffer)) == expected
 
 
 @pytest.mark.parametrize("name", METHODS.names())
@@ -84,10 +84,10 @@ def test_old_images_reach_nobody_who_may_not_have_them(name: str) -> None:
     if name not in REHEARSE:
         for data in ("buffer", "task+buffer"):
             with pytest.raises(AssertionError, match=re.escape(f"{name} has no buffer")):
-                material(method, Phase(data=data), TASKS, BUFFER, seed=0)
+                material(method, Phase(data=data), SEEN, BUFFER)
     if not method.joint:
         with pytest.raises(AssertionError, match=re.escape(f"{name} may not see the images of old tasks")):
-            material(method, Phase(data="everything"), TASKS, BUFFER, seed=0)
+            material(method, Phase(data="everything"), SEEN, BUFFER)
 
 
 class Greedy(FrozenHead):
@@ -116,29 +116,42 @@ def test_the_loop_gives_no_replay_to_a_method_without_a_buffer(world: World, tmp
     assert not any(name.startswith("buffer/") for name in run.checkpoints.after_task(2))
 
 
-@settings(deadline=None)
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=200), st.integers(0, 3))
-def test_held_out_is_balanced(labels: list[int], seed: int) -> None:
-    marked = held_out(torch.tensor(labels), seeded(seed))
-    counts = {label: labels.count(label) for label in set(labels)}
-    each = max(1, min(counts.values()) // 10)
-    out = [label for label, mine in zip(labels, marked.tolist(), strict=True) if mine]
-    assert {label: out.count(label) for label in counts} == dict.fromkeys(counts, each)
+class Watched(BiC):
+    """Remembers which images it was trained on, and which were reserved for it."""
+
+    trained: set[bytes]
+    reserved: list[set[bytes]]
+    classes: list[set[int]]
+
+    def loss(self, batch: Batch) -> Tensor:
+        self.trained |= {image.numpy().tobytes() for image in batch.images}
+        return super().loss(batch)
+
+    def end_task(self, task: TaskView) -> None:
+        batches = list(task.reserved())
+        self.reserved.append({image.numpy().tobytes() for batch in batches for image in batch.images})
+        self.classes.append({label for batch in batches for label in batch.labels.tolist()})
+        super().end_task(task)
 
 
-def test_fit_and_held_out_are_the_two_parts_of_all() -> None:
-    method, parts = make("bic"), {}
-    for part in ("all", "fit", "held out"):
-        parts[part] = seen(material(method, Phase(data="task+buffer", part=part), TASKS, BUFFER, seed=3))
-    assert parts["all"] == NEW + HELD
-    out = set(parts["held out"])
-    assert {label for _, label in out} == {0, 1, 2, 3}
-    assert parts["fit"] == [image for image in parts["all"] if image not in out]
-    assert parts["held out"] == [image for image in parts["all"] if image in out]
-    phase = Phase(data="task+buffer", part="held out")
-    assert seen(material(method, phase, TASKS, BUFFER, seed=3)) == parts["held out"], "a resumed run draws the same"
-    others = [seen(material(method, phase, TASKS, BUFFER, seed)) for seed in range(4, 8)]
-    assert any(other != parts["held out"] for other in others)
+@pytest.mark.parametrize("size", [3, 8, 60])
+def test_no_task_trains_on_what_was_once_reserved(size: int, world: World, tmp_path: Path) -> None:
+    overrides = {"method.name": "bic", "method.buffer_size": size, "train.lr": 1e-3}
+    config = group.plan([compose(str(world.preset), None, overrides)], baseline=False)[0].config
+    setup = prepare(config)
+    method = Watched(setup.method.config, setup.method.backbone)
+    method.trained, method.reserved, method.classes = set(), [], []
+    run = Run.create(tmp_path / "run", config, setup.stream, setup.weights, setup.precision)
+    result = train(replace(setup, method=method), run)
+    assert not method.trained & set().union(*method.reserved)
+    assert len(method.trained) + len(set().union(*method.reserved)) == 3 * 13, "an image is in the one or the other"
+    if size >= 12:  # a place for a reserved image of each of six classes
+        assert method.classes == [{0, 1}, {0, 1, 2, 3}, {0, 1, 2, 3, 4, 5}]
+        assert [len(each) for each in method.reserved] == [2, 4, 6]
+    assert result["buffer"]["images"] == min(size, 3 * 13)
+    corrections = [pair.tolist() for pair in method.correction]
+    assert corrections[0] == [1, 0]
+    assert all(pair != [1, 0] for pair in corrections[1:])
 
 
 def test_union_keeps_order_and_copies_only_what_it_must() -> None:

@@ -22,10 +22,10 @@ from dualprompt.training.setup import Setup, prepare
 from sandbox import VIT, World, call, remains, start
 
 SMALL: dict[str, dict[str, Any]] = {
-    "bic": {"correction_epochs": 2},
     "coda-prompt": {"layers": [1, 2], "components": 2, "length": 2},
     "dualprompt": {"g_layers": [1], "e_layers": [2, 3], "g_length": 2, "e_length": 3, "align_steps": 20},
     "klda": {"projection": 40},
+    "gdumb": {"cycles": 2},
     "l2p": {"pool_size": 4, "length": 2, "top_n": 2},
     "ranpac": {"projection": 40},
 }
@@ -37,6 +37,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "bic, two rates": ("bic", {"method.head_lr": 0.02, "train.schedule": "cosine"}),
     "ft-seq, two rates": ("ft-seq", {"method.head_lr": 0.02, "train.schedule": "cosine"}),
     "l2p, by task": ("l2p", {"method.pool": "by_task"}),
+    "lwf, warmed up": ("lwf", {"method.warmup_epochs": 2}),
     "dualprompt, ridge": ("dualprompt", {"method.head": "ridge"}),
     "dualprompt, Gaussians": ("dualprompt", {"method.head": "gaussian"}),
     "dualprompt, several keys": ("dualprompt", {"method.matching": "keys"}),
@@ -112,10 +113,11 @@ def check_result(variant: str, name: str, run: Run) -> None:
         assert result["buffer"] is None
         assert not held
         return
-    size = sum(value.nbytes for key, value in held.items() if key in ("pixels", "labels", "notes"))
+    size = sum(value.nbytes for key, value in held.items() if key in ("pixels", "labels", "notes", "reserved"))
     assert result["buffer"] == {"images": 8, "bytes": size}
     assert len(held["labels"]) == 8
     assert ("notes" in held) == (name == "der++")
+    assert ("reserved" in held) == (name == "bic")
 
 
 def check_config(setup: Setup, run: Run) -> None:

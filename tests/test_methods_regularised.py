@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dualprompt.errors import DualPromptError
-from dualprompt.methods.base import METHODS, Batch, TaskView, method_config
+from dualprompt.methods.base import METHODS, Batch, Phase, TaskView, method_config
 from dualprompt.methods.ewc import EWC
 from dualprompt.methods.finetune import FineTune
 from helpers import SIDE, random_images, seeded, task_view, tiny_vit
 
 CLASSES = 3  # of every task
-NAMES = ("ft-seq", "ewc", "lwf", "upper-bound")
+NAMES = ("ft-seq", "ft++", "ewc", "lwf", "upper-bound")
 
 
 def make(name: str, depth: int = 4, **options: Any) -> Any:
@@ -275,6 +275,51 @@ def test_lwf_trains_the_old_rows_even_where_new_logits_are_masked():
     assert not {"head.weight.0", "head.bias.0"} & set(begun("ewc", 2).trainable())
 
 
+def test_lwf_warms_up_the_new_rows_alone_before_all_train():
+    method, task = begun("lwf", 2, warmup_epochs=3), clusters(1)
+    warm, joint = method.phases(task)
+    assert (warm.epochs, joint) == (3, Phase())
+    assert len(begun("lwf", 2).phases(task)) == 1, "off unless it is asked for"
+    for _ in range(2):  # the phases of two tasks
+        method.begin_phase(warm, task)
+        assert set(method.trainable()) == {"head.weight.1", "head.bias.1"}
+        before = {name: value.clone() for name, value in method.state().items()}
+        (rows,) = (method.head.newest(method.features(whole(task))),)
+        assert torch.equal(method.loss(whole(task)), F.cross_entropy(rows, task.labels - 3)), "nothing to distil"
+        steps(method, task, 2)
+        moved = {name for name, value in method.state().items() if not torch.equal(value, before[name])}
+        assert moved == {"head.weight.1", "head.bias.1"}
+        method.begin_phase(joint, task)
+        assert set(method.trainable()) == {name for name, _ in method.named_parameters()}
+        steps(method, task, 1)
+    frozen = begun("lwf", 2, warmup_epochs=3, train_backbone=False)
+    frozen.begin_phase(joint, task)
+    assert not any(name.startswith("backbone.") for name in frozen.trainable())
+
+
+def test_ft_plus_plus_is_ft_seq_with_the_old_classes_left_out():
+    masked, plain, task = begun("ft++", 2), begun("ft-seq", 2), clusters(1)
+    for method in (masked, plain):
+        scatter(method)
+    features = masked.features(whole(task)).detach()
+    weight, bias = masked.head.weight, masked.head.bias
+    new = F.linear(features, weight[1], bias[1])
+    torch.testing.assert_close(masked.loss(whole(task)), F.cross_entropy(new, task.labels - 3))
+    every = F.linear(features, torch.cat(list(weight)), torch.cat(list(bias)))
+    torch.testing.assert_close(plain.loss(whole(task)), F.cross_entropy(every, task.labels))
+    assert not {"head.weight.0", "head.bias.0"} & set(masked.trainable())
+    assert masked.predict(whole(task)).logits.shape == every.shape, "it predicts among all classes"
+    assert method_config({"name": "ft-seq"}).training_logits == "unmasked"
+    with pytest.raises(DualPromptError, match=r"training_logits.*for unmasked ones use ft-seq"):
+        method_config({"name": "ft++", "training_logits": "unmasked"})
+
+
+def test_the_upper_bound_may_train_longer():
+    assert make("upper-bound").phases(clusters(0)) == (Phase(data="everything"),)
+    longer = make("upper-bound", epochs_factor=4).phases(clusters(0))
+    assert longer == (Phase(data="everything", epochs_factor=4),)
+
+
 def test_the_upper_bound_trains_everything_from_the_pretrained_weights():
     method = make("upper-bound")
     for index in range(3):
@@ -355,7 +400,7 @@ def test_fine_tuning_forgets_and_its_remedies_forget_less():
     first, both = after_two_tasks("ft-seq")
     assert first < 0.1
     assert both > 0.45  # it did learn the second
-    masked_first, _ = after_two_tasks("ft-seq", training_logits="masked")  # which helps too, but less
+    masked_first, _ = after_two_tasks("ft++")  # which helps too, but less
     for name, options in (("ewc", {"ewc_lambda": 1e4}), ("lwf", {})):
         remedied_first, remedied_both = after_two_tasks(name, **options)
         assert remedied_first > masked_first + 0.3

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,16 +14,22 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from dualprompt.config import compose
 from dualprompt.data.stream import Subset
 from dualprompt.errors import DualPromptError
 from dualprompt.methods.base import METHODS, Batch, BufferPlan, Method, Phase, TaskView, method_config
-from dualprompt.methods.bic import BiC
+from dualprompt.methods.bic import BiC, bias_correction, correction_loss
 from dualprompt.methods.co2l import Co2L, asymmetric_contrast, relation_distillation
 from dualprompt.methods.derpp import DERPP, noted_error
 from dualprompt.methods.er import ER
 from dualprompt.methods.gdumb import GDumb, cutmix
-from dualprompt.training.buffer import Buffer
+from dualprompt.training import group
+from dualprompt.training.buffer import Buffer, part
+from dualprompt.training.loop import train
+from dualprompt.training.run import Run
+from dualprompt.training.setup import prepare
 from helpers import SIDE, random_images, seeded, subset_of, task_view, tiny_vit
+from sandbox import World
 
 NAMES = ("er", "der++", "gdumb", "bic", "co2l")
 CLASSES = 3  # a task
@@ -189,7 +197,7 @@ def test_gdumb_learns_mixed_images_by_both_labels(train_backbone: bool) -> None:
 
 
 def test_gdumb_starts_from_the_pre_trained_weights_at_every_task() -> None:
-    method: GDumb = make("gdumb", epochs=7, lr=0.1)
+    method: GDumb = make("gdumb", cycles=3, lr=0.1)
     before = {name: value.clone() for name, value in method.backbone.state_dict().items()}
     method.begin_task(task_view(0))
     spread(method, 3)
@@ -197,9 +205,40 @@ def test_gdumb_starts_from_the_pre_trained_weights_at_every_task() -> None:
     assert all(torch.equal(value, before[name]) for name, value in method.backbone.state_dict().items())
     assert len(torch.cat(list(method.head.bias))) == 6
     assert all(not parameter.any() for parameter in method.head.parameters())
-    assert method.phases(task_view(1)) == (Phase(data="buffer", epochs=7, lr=0.1, noise=4),)
+    assert method.phases(task_view(1)) == (Phase(data="buffer", epochs=7, cycles=3, lr=0.1, noise=4),)
     assert method.buffer == BufferPlan(1000, "balanced", fill="before")
     assert set(method.state()) == {name for name, _ in method.named_parameters()}
+
+
+def test_gdumb_knows_its_buffer_by_heart(world: World, tmp_path: Path) -> None:
+    """In the end all images of the buffer are right; thirty passes in one cosine, as for a task, do not do."""
+
+    class Watched(GDumb):
+        right: list[float]
+
+        def end_task(self, task: TaskView) -> None:
+            super().end_task(task)
+            hits = [self.predict(each).logits.argmax(1) == each.labels for each in task.batches()]
+            self.right.append(float(torch.cat(hits).float().mean()))
+
+    class Briefly(Watched):
+        def phases(self, task: TaskView) -> tuple[Phase, ...]:
+            return (replace(super().phases(task)[0], epochs=30, cycles=1),)
+
+    def learn(kind: type[Watched], name: str) -> list[float]:
+        # The buffer has room for everything, and the only task is all of it.
+        own = {"benchmark.tasks": 1, "method.name": "gdumb", "method.buffer_size": 60}
+        training = {"train.lr": 0.002, "train.schedule": "cosine", "train.batch_size": 39}
+        config = group.plan([compose(str(world.preset), None, own | training)], baseline=False)[0].config
+        setup = prepare(config)
+        method = kind(setup.method.config, setup.method.backbone)
+        method.right = []
+        run = Run.create(tmp_path / name, config, setup.stream, setup.weights, setup.precision)
+        train(replace(setup, method=method), run)
+        return method.right
+
+    assert min(learn(Watched, "converged")) > 0.99
+    assert max(learn(Briefly, "briefly")) < 0.9
 
 
 def bic_by_hand(method: BiC, teacher: Callable[[Tensor], list[list[float]]], batch: Batch) -> float:
@@ -250,38 +289,79 @@ def test_bic_on_its_first_task_is_plain_cross_entropy_on_all_images() -> None:
     batch = labelled(5, 0, 1)
     expected = mean(cross_entropies(plain_logits(method, batch.images), batch.labels))
     assert value(method.loss(batch)) == pytest.approx(expected, rel=1e-4)
-    assert method.phases(task_view(0)) == (Phase(),)
-    assert method.buffer == BufferPlan(1000, "balanced")
+    assert method.phases(task_view(0)) == (Phase(data="task+buffer"),)
+    assert method.buffer == BufferPlan(1000, "balanced", reserve=True)
+
+
+def reserved_view(index: int, batches: list[Batch]) -> TaskView:
+    return TaskView(**{**vars(task_view(index, CLASSES)), "reserved": lambda: iter(batches)})
+
+
+def correction_by_hand(pair: list[float], logits: list[list[float]], labels: list[int], decay: float) -> float:
+    """The mean over classes of the mean CE of their images, with the newest classes' logits at α·z + β; and decay."""
+    alpha, beta = pair
+    first = len(logits[0]) - CLASSES
+    losses: dict[int, list[float]] = {}
+    for row, label in zip(logits, labels, strict=True):
+        now = row[:first] + [alpha * value + beta for value in row[first:]]
+        losses.setdefault(label, []).append(-log_softmax(now)[label])
+    return mean([mean(each) for each in losses.values()]) + decay / 2 * ((alpha - 1) ** 2 + beta**2)
 
 
 @pytest.mark.parametrize("train_backbone", [True, False])
-def test_bic_corrects_the_newest_task_alone_with_the_network_frozen(train_backbone: bool) -> None:
-    method: BiC = after_tasks("bic", train_backbone=train_backbone)
-    learn, correct = method.phases(task_view(1))
-    assert (learn.data, learn.part, correct.data, correct.part) == ("task+buffer", "fit", "task+buffer", "held out")
-    assert correct.balanced
-    assert (learn.lr, correct.lr) == (None, BiC.Config().correction_lr)  # type: ignore[attr-defined]
-    assert not any(name.startswith("correction") for name in method.trainable())
-    method.begin_phase(correct, task_view(1))
-    assert list(method.trainable()) == ["correction.1"]
-    with torch.no_grad():
-        method.correction[1].copy_(torch.tensor([1.3, 0.2]))
-    batch = labelled(6, 2, 1)
-    logits = plain_logits(method, batch.images)
-    loss = method.loss(batch)
-    assert value(loss) == pytest.approx(mean(cross_entropies(corrected(method, logits), batch.labels)), rel=1e-4)
-    loss.backward()
-    slopes = [0.0, 0.0]  # Σ (p_c − 1[c = y]) · (z_c, 1) over the new classes c
-    for row, raw, label in zip(corrected(method, logits), logits, batch.labels.tolist(), strict=True):
-        chances = [math.exp(value) for value in log_softmax(row)]
-        for c in range(CLASSES, 2 * CLASSES):
-            slopes[0] += (chances[c] - (c == label)) * raw[c] / 6
-            slopes[1] += (chances[c] - (c == label)) / 6
-    assert method.correction[1].grad is not None
-    assert method.correction[1].grad.tolist() == pytest.approx(slopes, rel=1e-3, abs=1e-5)
-    assert all(p.grad is None for name, p in method.named_parameters() if name != "correction.1")
-    method.begin_phase(learn, task_view(1))
-    assert ("backbone.cls_token" in method.trainable()) == train_backbone
+def test_bic_solves_for_the_newest_alpha_and_beta_to_the_optimum(train_backbone: bool) -> None:
+    """Task after task: the slope is zero and no neighbour is better, whatever the learning rate; old pairs stay."""
+    method: BiC = after_tasks("bic", tasks=1, train_backbone=train_backbone)
+    method.end_task(reserved_view(0, [labelled(9, 0, 5)]))
+    assert method.correction[0].tolist() == [1, 0], "there was nothing to weigh the first classes against"
+    for task in (1, 2):
+        method.begin_task(task_view(task, CLASSES))
+        spread(method.head, 10 + task)
+        with torch.no_grad():
+            method.head.bias[-1].add_(4)  # the bias towards new classes that stage one leaves
+        before = [pair.tolist() for pair in method.correction[:-1]]
+        # 4 images of each old class, 2 of each new one: classes count alike.
+        batches = [labelled(12, CLASSES * old, 20 + old) for old in range(task)] + [labelled(6, CLASSES * task, 30)]
+        labels = torch.cat([batch.labels for batch in batches]).tolist()
+        raw = [row for batch in batches for row in corrected(method, plain_logits(method, batch.images))]
+        method.end_task(reserved_view(task, batches))
+        assert [pair.tolist() for pair in method.correction[:-1]] == before
+        found = method.correction[-1].tolist()
+        assert max(abs(found[0] - 1), abs(found[1])) > 0.6, "further than sixty steps of 0.01 can go"
+        at = correction_by_hand(found, raw, labels, 1e-4)
+        assert at < correction_by_hand([1, 0], raw, labels, 1e-4) - 0.1
+        for step in (1e-3, 0.1):
+            around = [
+                correction_by_hand([found[0] + a * step, found[1] + b * step], raw, labels, 1e-4)
+                for a, b in ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (1, -1), (-1, 1), (-1, -1))
+            ]
+            assert min(around) > at
+            slopes = [(around[i] - around[i + 1]) / (2 * step) for i in (0, 2)]
+            assert slopes == pytest.approx([0, 0], abs=1e-4 if step < 0.1 else 0.1)
+        other = labelled(5, 0, 40)
+        shown = torch.tensor(corrected(method, plain_logits(method, other.images)))
+        torch.testing.assert_close(method.predict(other).logits, shown, rtol=1e-4, atol=1e-4)
+        assert not any(name.startswith("correction") for name in method.trainable())
+
+
+def test_a_bias_correction_is_finite_where_the_images_are_told_apart() -> None:
+    logits = torch.tensor([[9.0, 0.0, -9.0], [0.0, 9.0, -9.0], [0.0, 0.0, 9.0]])  # the decay alone keeps it finite
+    labels = torch.arange(3)
+    pair = bias_correction(logits, labels, 2, 1e-4)
+    assert pair.isfinite().all()
+    pair.requires_grad_()
+    (slope,) = torch.autograd.grad(correction_loss(pair, logits.double(), labels, 2, 1e-4), pair)
+    assert float(slope.abs().max()) < 1e-7
+
+
+def test_bic_leaves_the_correction_where_only_one_side_has_images() -> None:
+    for first in (0, CLASSES):
+        method: BiC = after_tasks("bic")
+        method.end_task(reserved_view(1, [labelled(6, first, 1)]))
+        assert method.correction[1].tolist() == [1, 0]
+    method = after_tasks("bic")
+    method.end_task(reserved_view(1, []))
+    assert method.correction[1].tolist() == [1, 0]
 
 
 def unit_rows(count: int, seed: int, dim: int = 5) -> Tensor:
@@ -511,7 +591,10 @@ class Learner:
 
     def learn(self, task: int, again: Callable[[Method], Method] | None = None, at: tuple[int, int] = (-1, -1)) -> None:
         """Learn a task; `again` makes a new method, which goes on at phase and step `at` as a resumed run does."""
-        view = task_view(task, CLASSES)
+        apart = self.buffer.to_reserve(self.tasks[task], task)
+        aside = [each for each in (self.buffer.reserved(), part(self.tasks[task], apart)) if len(each)]
+        batches = [self.batch(each, torch.arange(len(each))) for each in aside]
+        view = TaskView(**{**vars(task_view(task, CLASSES)), "reserved": lambda: iter(batches)})
         before = {name: value.clone() for name, value in self.method.state().items()}
         self.method.begin_task(view)
         if self.buffer.plan.fill == "before":

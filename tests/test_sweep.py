@@ -16,11 +16,12 @@ from PIL import Image
 
 from dualprompt.config import RunConfig, compose, load_preset, preset_names
 from dualprompt.errors import DualPromptError
-from dualprompt.methods.base import METHODS
-from dualprompt.studies.sweep import Sweep
+from dualprompt.methods.base import METHODS, method_config
+from dualprompt.studies import paper
+from dualprompt.studies.sweep import Sweep, beyond
 from sandbox import World, call, make_world
 
-SEARCH = ("--grid", "train.lr=1e-3,2e-2,1e-1", "--train.epochs", 1)
+SEARCH = ("--grid", "train.lr=1e-3,2e-2,1e-1", "--train.epochs", 1, "--extend", 0)
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +195,7 @@ def test_a_buffer_is_for_methods_that_rehearse(world: World) -> None:
 
 
 def test_a_failed_try_is_shown_and_never_wins(world: World, tmp_path: Path) -> None:
-    grid = ("--grid", "train.lr=1e30,0.02", "--train.epochs", 1)
+    grid = ("--grid", "train.lr=1e30,0.02", "--train.epochs", 1, "--extend", 0)
     done = call("sweep", world.preset, "--methods", "dualprompt", *grid, "--runs", tmp_path, "--json")
     assert done.code == 2
     assert done.err.splitlines()[-1].startswith("dualprompt: error: 1 of 2 runs failed, the next call tries them again")
@@ -215,6 +216,7 @@ def test_a_failed_try_is_shown_and_never_wins(world: World, tmp_path: Path) -> N
         (["--grid", "method.alpha=1,2"], ["frozen-head: unknown key 'method.alpha'"]),
         (["--grid", "train.lr=0.1,0.2", "--budget", "3"], ["--budget must be 1 to 2", "found 3"]),
         (["--budget", "0"], ["--budget must be 1 to 4", "found 0"]),
+        (["--extend", "-1"], ["--extend must be at least 0, found -1"]),
         (["--method.name", "er"], ["choose methods with --methods"]),
         (["--budgte", "3"], ["unknown option '--budgte'", "did you mean 'budget'?"]),
         (["--methods", "forzen-head"], ["unknown method 'forzen-head'", "did you mean 'frozen-head'?"]),
@@ -228,3 +230,83 @@ def test_mistakes_are_answered_with_the_remedy(
     for word in words:
         assert word in error
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("tried", "best", "further"),
+    [
+        ((1e3, 1e5, 10.0, 1e7), 10.0, 0.1),
+        ((1e3, 1e5, 10.0, 1e7), 1e7, 1e9),
+        ((1e3, 1e5, 10.0, 1e7), 1e3, None),  # inside
+        ((5e-5, 2e-4), 5e-5, 1.25e-5),
+        ((1, 2, 8), 8, 32),
+        ((2, 5), 2, 1),  # 0.8: whole numbers stay whole
+        ((1, 2), 1, None),  # and there is none below
+        ((0.005, None), 0.005, None),  # one number has no factor
+        ((0.005, None), None, None),
+        ((0.0, 0.1, 0.2), 0.1, 0.05),  # zero is no edge that a factor leads to
+        ((0.0, 0.1), 0.0, None),
+        ((False, True), True, None),
+        (("uniform", "wide"), "wide", None),
+    ],
+)
+def test_what_lies_beyond_an_edge(tried: tuple[Any, ...], best: Any, further: Any) -> None:
+    found = beyond(tried, best)
+    assert (found, type(found)) == (further, type(further))
+
+
+def test_a_winner_at_the_edge_extends_the_grid(world: World, tmp_path: Path) -> None:
+    grid = ("--grid", "train.lr=1e-7,1e-6", "--train.epochs", 1)
+    command = ("sweep", world.preset, "--methods", "ft-seq,frozen-head", *grid)
+    done = call(*command, "--runs", tmp_path, "--json")
+    assert done.code == 0, done.err
+    for name in ("ft-seq", "frozen-head"):
+        tries = [each for each in done.json["tries"] if each["method"] == name]
+        rates = [each["values"]["train.lr"] for each in tries]
+        assert rates[:2] == [1e-7, 1e-6]
+        assert [each["beyond_the_grid"] for each in tries] == [False, False] + [True] * (len(tries) - 2)
+        # Each of them is a factor of ten beyond the edge that the best of those before it was at.
+        for number in range(2, len(tries)):
+            best = max(tries[:number], key=lambda each: (each["average_accuracy"], -each["forgetting"]))
+            edge = best["values"]["train.lr"]
+            assert edge in (min(rates[:number]), max(rates[:number]))
+            assert rates[number] == pytest.approx(edge * (10 if edge == max(rates[:number]) else 0.1))
+        best = next(each["values"]["train.lr"] for each in tries if each["best"])
+        assert len(tries) == 5 or min(rates) < best < max(rates), "until it is inside, or three more are tried"
+        assert len(tries) > 2
+    assert (done.json["budget"], done.json["beyond_the_grid"]) == (2, 3)
+    shown = call(*command, "--runs", tmp_path).out
+    beyond_grid = sum(each["beyond_the_grid"] for each in done.json["tries"])
+    assert shown.count("beyond the grid") == beyond_grid
+    limited = call(*command, "--runs", tmp_path, "--extend", 1, "--json").json
+    assert sum(each["beyond_the_grid"] for each in limited["tries"]) == 2
+    assert "still at an edge: " in call(*command, "--runs", tmp_path, "--extend", 0).out
+
+
+def test_options_end_where_their_range_does(world: World, tmp_path: Path) -> None:
+    options = ("--methods", "gdumb", "--grid", "method.cutmix=0.5,1", "--method.cycles", 1, "--method.buffer_size", 6)
+    tries = call("sweep", world.preset, *options, "--runs", tmp_path, "--json").json["tries"]
+    assert all(0 < each["values"]["method.cutmix"] <= 1 for each in tries)
+
+
+@pytest.mark.parametrize("preset", preset_names())
+def test_the_regime_of_the_table_is_the_default(preset: str) -> None:
+    methods = METHODS.names()
+    search = Sweep(preset, None, methods, {}, None, {})
+    assert search.departures() == {}
+    table = compose(preset, None, {}).benchmark
+    for tries in search.configs().values():
+        for _, config in tries:
+            same = {"validation": 0.0, "evaluate_on": "test"}  # the images that it is judged on are not the table's
+            assert config.benchmark.model_copy(update=same) == table
+            kept = getattr(method_config(config.method), "buffer_size", None)
+            assert kept is None or not paper.buffers(table.name) or kept in paper.buffers(table.name)
+    reduced = Sweep(preset, None, methods, {}, None, {"benchmark.train_per_class": 7}, buffer=33)
+    assert reduced.departures() == {"train_per_class": 7, "buffer": 33}
+
+
+def test_a_reduced_sweep_is_called_so(swept: tuple[Path, Any], world: World, tmp_path: Path) -> None:
+    assert swept[1]["departs_from_the_table"] == {}
+    options = ("--methods", "frozen-head", *SEARCH, "--runs", tmp_path, "--benchmark.train_per_class", 3)
+    assert "reduced, not the regime of the main table: train_per_class 3" in call("sweep", world.preset, *options).out
+    assert "reduced" not in call("sweep", world.preset, "--methods", "frozen-head", *SEARCH, "--runs", swept[0]).out

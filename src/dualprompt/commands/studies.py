@@ -33,6 +33,8 @@ examples:
 SWEEP_EXAMPLES = """\
 Every method is given the same number of configurations, and judged on images held out of its training images
 (--benchmark.validation 0.2). The test images are never read. Dotted options as for `dualprompt run` go to every method.
+Images and buffers are those of `dualprompt table main`; what is reduced is named in the result. While the best value of
+a number is the least or the greatest of those tried, the next one by the same factor is tried too.
 
 examples:
   dualprompt sweep mini --methods dualprompt,frozen-head
@@ -87,6 +89,12 @@ def add(commands: Commands) -> None:
         "--grid", action="append", default=[], help="OPTION=VALUE,VALUE,…; may be repeated (default: each method's own)"
     )
     sweep.add_argument("--budget", type=int, help="configurations a method, the first of its grid (default: 4 or all)")
+    sweep.add_argument(
+        "--extend",
+        type=int,
+        default=3,
+        help="tries beyond its grid that a method has at most, while its best is at an edge (default: %(default)s)",
+    )
     sweep.add_argument("--buffer", type=int, help="images that rehearsal methods keep (default: the recipe's)")
     sweep.add_argument("--seed", type=int, help="the one seed (default: 0)")
     sweep.add_argument("--out", type=Path, help="folder for sweep.md and sweep.json (default: RUNS/sweep-PRESET)")
@@ -162,7 +170,9 @@ def do_sweep(options: argparse.Namespace) -> None:
     grid = dict(read_axis(text) for text in options.grid)
     overrides = many_overrides(options) | ({} if options.seed is None else {"seed": options.seed})
     methods = names(options.methods)
-    search = sweep.Sweep(options.preset, options.recipe, methods, grid, options.budget, overrides, options.buffer)
+    search = sweep.Sweep(
+        options.preset, options.recipe, methods, grid, options.budget, overrides, options.buffer, options.extend
+    )
     root = options.runs or runs_root()
     with Terminal() as terminal, workers(options) as jobs:
         tries = search.run(root, terminal, jobs)

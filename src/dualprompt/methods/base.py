@@ -40,6 +40,8 @@ class TaskView:
     queries: Callable[[], Tensor]  # frozen features of all training images in the test view, (images, dim)
     labels: Tensor  # (images,) class numbers of the stream, in the order of `queries`
     batches: Callable[[], Iterator[Batch]]  # all training images in the test view, in the same order
+    # Images of this task and of old ones, in the test view, that no phase has ever trained on: see BufferPlan.reserve.
+    reserved: Callable[[], Iterator[Batch]] = lambda: iter(())
 
 
 @dataclass(frozen=True)
@@ -48,10 +50,10 @@ class Phase:
 
     name: str = "learn"
     data: Literal["task", "task+buffer", "buffer", "everything"] = "task"  # everything: for the upper bound only
-    # "held out" is the same number of images of each class, a tenth of what the rarest class has; "fit" the others.
-    part: Literal["all", "fit", "held out"] = "all"
     balanced: bool = False  # draw every class equally often
     epochs: int | None = None  # None: as many as the recipe says
+    epochs_factor: int = 1  # so many times as many
+    cycles: int = 1  # cosines of the schedule, each twice as long as the one before (SGDR)
     lr: float | None = None  # learning rate; None: the recipe's
     replay: int = 0  # batches from the buffer that come with every step
     views: int = 1  # 2: each image comes in two independently augmented views
@@ -67,6 +69,13 @@ class BufferPlan:
     policy: Literal["reservoir", "balanced"]
     fill: Literal["before", "after"] = "after"  # a task's images are offered before it is learned, or after
     notes: bool = False  # whether the method's `note` of an image is kept with it
+    # Whether some images of every class are set aside when their class comes, and never trained on in any task. The
+    # buffer keeps a tenth of its places for them, or one a class if that is more, but never more than half.
+    reserve: bool = False
+
+    def __post_init__(self) -> None:
+        if self.reserve and (self.policy, self.fill) != ("balanced", "after"):
+            raise ValueError("a buffer that reserves images is balanced, and filled after a task")
 
 
 @dataclass

@@ -63,7 +63,13 @@ class DERPP(Rehearsal):
 
 
 def noted_error(logits: Tensor, noted: Tensor) -> Tensor:
-    """Return the mean squared error over the classes that each image's note knows (no NaN), then over images."""
+    """Return the mean squared error over the classes that each image's note knows (no NaN), then over images.
+
+    The original has a head for all N classes of the stream from the start, notes all N logits, and takes the mean
+    over them. Our head grows: an image is noted when n ≤ N classes are known, and the mean is over these. So an error
+    in a known logit counts N/n times as much as in the original, most for images of the first task; where n = N both
+    are the same.
+    """
     known = ~noted.isnan()
     # A NaN that is only masked afterwards would still be in the gradient.
     error = (logits[:, : noted.shape[1]] - noted.nan_to_num()) * known

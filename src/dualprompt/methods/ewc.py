@@ -49,7 +49,7 @@ class EWC(FineTune):
 
     Config = EWCConfig
     summary = "fine-tuning with a Fisher-weighted penalty on changes"
-    grid: ClassVar[Grid] = {"method.ewc_lambda": (1e3, 1e6, 1e5, 1e7)}
+    grid: ClassVar[Grid] = {"method.ewc_lambda": (1e3, 1e5, 10.0, 1e7)}
     config: EWCConfig
     importance: Tensor
     anchor: Tensor

@@ -1,4 +1,4 @@
-"""What every method has that trains the whole backbone, and the plainest of them: FT-seq."""
+"""What every method has that trains the whole backbone, and the plainest of them: FT-seq and FT++."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import Tensor
 
 from dualprompt.methods.base import METHODS, Batch, Grid, MethodConfig, below
@@ -94,4 +94,31 @@ class FineTuneSequential(FineTune):
 
     Config = FineTuneConfig
     summary = "fine-tunes everything, task after task: the lower bound"
+    grid: ClassVar[Grid] = {"train.lr": (5e-5, 2e-4), "method.head_lr": (0.005, 0.001)}
+
+
+class FineTunePlusPlusConfig(FineTuneConfig):
+    """Options of `ft++`."""
+
+    name: str = "ft++"
+    training_logits: Literal["masked", "unmasked"] = "masked"
+
+    @field_validator("training_logits")
+    @classmethod
+    def _masked(cls, value: Literal["masked", "unmasked"]) -> Literal["masked", "unmasked"]:
+        if value == "unmasked":
+            raise ValueError("ft++ is fine-tuning with masked logits; for unmasked ones use ft-seq")
+        return value
+
+
+@METHODS.register("ft++")
+class FineTunePlusPlus(FineTune):
+    """FT-seq with the cross-entropy over the current task's classes only.
+
+    No gradient pushes the logits of old classes down. It stands beside EWC and LwF, which train with that mask too:
+    what they have above FT-seq may be the mask's, what they have above FT++ is their own.
+    """
+
+    Config = FineTunePlusPlusConfig
+    summary = "fine-tunes everything with the logits of old classes left out: FT-seq's masked sibling"
     grid: ClassVar[Grid] = {"train.lr": (5e-5, 2e-4), "method.head_lr": (0.005, 0.001)}

@@ -20,13 +20,20 @@ class GDumbConfig(RehearsalConfig):
 
     name: str = "gdumb"
     cutmix: float = Field(default=0.5, ge=0, le=1, description="probability that an image is mixed with another one")
-    epochs: int | None = Field(default=None, ge=1, description="epochs on the buffer (default: the recipe's)")
-    lr: float | None = Field(default=None, gt=0, description="their learning rate (default: the recipe's)")
+    lr: float | None = Field(default=None, gt=0, description="learning rate on the buffer (default: the recipe's)")
+    # The original trains for 256 passes.
+    cycles: int = Field(default=8, ge=1, le=12, description="cosines of 1, 2, 4, … epochs: 2^cycles − 1 passes in all")
 
 
 @METHODS.register("gdumb")
 class GDumb(Rehearsal):
-    """At every task a new model is trained on the greedily balanced buffer, from the pre-trained weights."""
+    """At every task a new model is trained on the greedily balanced buffer, from the pre-trained weights.
+
+    It is trained to convergence, whatever the recipe's epochs: in the few passes that do for a task little is learned
+    from a buffer, which is small. Converged means that the buffer is known by heart: all its images are classified
+    right, and more passes lower the loss no further than CutMix leaves it. Rates follow SGDR as in the original:
+    cosines of 1, 2, 4, … epochs.
+    """
 
     Config = GDumbConfig
     summary = "trained anew at every task, on a greedily balanced buffer only"
@@ -47,7 +54,8 @@ class GDumb(Rehearsal):
     def phases(self, task: TaskView) -> Sequence[Phase]:
         """Return one phase on the buffer."""
         c = self.config
-        return (Phase(data="buffer", epochs=c.epochs, lr=c.lr, noise=4 if c.cutmix else 0),)
+        passes, noise = 2**c.cycles - 1, 4 if c.cutmix else 0
+        return (Phase(data="buffer", epochs=passes, cycles=c.cycles, lr=c.lr, noise=noise),)
 
     def begin_task(self, task: TaskView) -> None:
         """Forget everything but how many classes there are."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import torch
-from pydantic import field_validator
+from pydantic import Field, field_validator
 
 from dualprompt.backbones.vit import VisionTransformer
 from dualprompt.methods.base import METHODS, Grid, MethodConfig, Phase, TaskView
@@ -17,6 +17,7 @@ class UpperBoundConfig(FineTuneConfig):
     """Options of `upper-bound`."""
 
     name: str = "upper-bound"
+    epochs_factor: int = Field(default=1, ge=1, description="how many times the recipe's epochs it trains for")
 
     @field_validator("training_logits")
     @classmethod
@@ -30,12 +31,15 @@ class UpperBoundConfig(FineTuneConfig):
 class UpperBound(FineTune):
     """Each task is an occasion to train anew, from the pre-trained weights, on everything up to it.
 
-    So every row of the accuracy matrix is a bound for what a continual learner may have reached by then.
+    So every row of the accuracy matrix is a bound for what a continual learner may have reached by then. With the
+    recipe's epochs it sees each image as often as a learner that goes task by task: "joint, same budget". That is a
+    bound for learners of this budget; with a larger `epochs_factor` it is "joint, longer".
     """
 
     Config = UpperBoundConfig
     summary = "joint training on all tasks seen so far: the upper bound"
     grid: ClassVar[Grid] = {"train.lr": (5e-5, 2e-4), "method.head_lr": (0.005, 0.001)}
+    config: UpperBoundConfig
     joint = True
 
     def __init__(self, config: MethodConfig, backbone: VisionTransformer) -> None:
@@ -45,7 +49,7 @@ class UpperBound(FineTune):
 
     def phases(self, task: TaskView) -> Sequence[Phase]:
         """One, on the training images of every task seen so far."""
-        return (Phase(data="everything"),)
+        return (Phase(data="everything", epochs_factor=self.config.epochs_factor),)
 
     @torch.no_grad()
     def begin_task(self, task: TaskView) -> None:

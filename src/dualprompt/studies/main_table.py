@@ -18,6 +18,7 @@ from dualprompt.studies.store import Obtained, Workers, obtain
 from dualprompt.studies.tables import ABSENT, over_seeds, plus_minus
 
 METRICS = ("average_accuracy", "forgetting", "matching_accuracy")
+LONGER = "epochs_factor=4"  # the option of a second line of joint training, beside that with the budget of all others
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,12 @@ class Line:
     label: str  # as --methods says it: a method's name, and options of its own where they are not the recipe's
     buffer: int | None  # None: no rehearsal
     config: RunConfig  # with the first seed
+    budget: str | None = None  # of joint training: beside learning task after task
+
+    @property
+    def title(self) -> str:
+        """What the table calls it."""
+        return self.label if self.budget is None else f"{self.label} ({self.budget})"
 
     @property
     def method(self) -> str:
@@ -70,6 +77,7 @@ class Row:
             "backbone": self.line.config.backbone.name,
             "recipe": self.line.config.train.recipe,
             "method": self.line.label,
+            "budget": self.line.budget,
             "buffer_size": self.line.buffer or 0,
             "seeds": len(self.finished),
             **{name: value for key in METRICS for name, value in zip((key, f"{key}_std"), means[key], strict=True)},
@@ -83,9 +91,11 @@ class Row:
 
 
 def default_methods() -> list[str]:
-    """Return every method: the paper's in its order, then the others, those that train jointly last."""
+    """Return every method: the paper's in its order, then the others; last those that train jointly, also longer."""
     known = sorted(METHODS.names(), key=lambda name: (*paper.ORDER, name).index(name))
-    return sorted(known, key=lambda name: METHODS[name].joint)
+    joint = [name for name in known if METHODS[name].joint]
+    others = [name for name in known if name not in joint]
+    return [*others, *(label for name in joint for label in (name, f"{name}:{LONGER}"))]
 
 
 def lines(
@@ -110,8 +120,16 @@ def lines(
                 kept = getattr(method_config(config.method), "buffer_size", None)
             except DualPromptError as error:
                 raise DualPromptError(f"{label}: {error}") from None
-            found.append(Line(label, kept, config))
+            budget = _budget(config, preset, recipe, overrides) if METHODS[name].joint else None
+            found.append(Line(label, kept, config, budget))
     return sorted(found, key=lambda line: (line.joint, line.buffer is None, line.buffer or 0))
+
+
+def _budget(config: RunConfig, preset: str, recipe: str | None, overrides: dict[str, Any]) -> str:
+    """Say whether joint training sees each image as often as FT-seq does, or more often."""
+    epochs = config.train.epochs * method_config(config.method).model_dump().get("epochs_factor", 1)
+    usual = compose(preset, recipe, overrides | {"method.name": "ft-seq"}).train.epochs
+    return f"joint, {'same budget' if epochs == usual else 'longer' if epochs > usual else 'shorter'}"
 
 
 def _option(label: str, text: str) -> tuple[str, Any]:
@@ -165,7 +183,7 @@ def sheet(rows: Sequence[Row]) -> Sheet:
     for row in rows:
         values, line = row.values(), row.line
         cells = (
-            line.label if len(row.finished) == seeds else f"{line.label} ({len(row.finished)} of {seeds} seeds)",
+            line.title if len(row.finished) == seeds else f"{line.title} ({len(row.finished)} of {seeds} seeds)",
             ABSENT if line.joint else str(line.buffer or 0),
             over_seeds(row.numbers("average_accuracy")) if row.finished else "failed",
             over_seeds(row.numbers("forgetting")),

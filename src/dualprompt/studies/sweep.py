@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,15 @@ from dualprompt.config import BUFFER_SIZE, RunConfig, compose, merge, nested
 from dualprompt.errors import DualPromptError
 from dualprompt.methods.base import METHODS, Grid, method_config
 from dualprompt.progress import SILENT, Progress
+from dualprompt.studies import paper
 from dualprompt.studies.sheet import Column, Sheet
 from dualprompt.studies.store import Obtained, Workers, obtain
 from dualprompt.studies.tables import ABSENT
 
 BUDGET = 4
+BEYOND = 3  # tries beyond its grid that a method has at most, where its best is at the edge
 VALIDATION = 0.2
+REGIME = ("dataset", "tasks", "class_order", "train_per_class", "test_share")  # what a table's images depend on
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,7 @@ class Try:
     method: str
     values: dict[str, Any]
     obtained: Obtained
+    beyond: bool = False  # outside the grid, because the best was at its edge
     best: bool = False
 
     @property
@@ -46,6 +51,7 @@ class Try:
             "average_accuracy": result.get("average_accuracy"),
             "forgetting": None if METHODS[self.method].joint else result.get("forgetting"),
             "seconds": self.obtained.seconds if result else None,
+            "beyond_the_grid": self.beyond,
             "best": self.best,
             "error": self.obtained.error,
             "run_dir": str(self.obtained.run.folder),
@@ -62,7 +68,8 @@ class Sweep:
     grid: Grid
     budget: int | None  # None: as many as every grid has, up to BUDGET
     overrides: dict[str, Any]
-    buffer: int | None = None  # images that rehearsal methods keep
+    buffer: int | None = None  # images that rehearsal methods keep; None: the recipe's, one of the table's sizes
+    extend: int = BEYOND  # tries beyond the grid that a method may have
 
     def configs(self) -> dict[str, list[tuple[dict[str, Any], RunConfig]]]:
         """Return the values and the config of every try, by method; whatever is wrong with one shows here."""
@@ -101,12 +108,48 @@ class Sweep:
         return config
 
     def run(self, root: Path, progress: Progress = SILENT, jobs: int | Workers = 1) -> list[Try]:
-        """Run or reuse every try; the best of each method is marked."""
+        """Run or reuse every try, then those beyond the edges that win; the best of each method is marked."""
+        if self.extend < 0:
+            raise DualPromptError(f"--extend must be at least 0, found {self.extend}")
         planned = [(name, *each) for name, tries in self.configs().items() for each in tries]
-        found = obtain([config for _, _, config in planned], root, progress, jobs)
-        tries = [Try(name, values, got) for (name, values, _), got in zip(planned, found, strict=True)]
-        best = [min((t for t in tries if t.method == name), key=_rank) for name in dict.fromkeys(self.methods)]
-        return [Try(t.method, t.values, t.obtained, t in best and t.result is not None) for t in tries]
+        tries: list[Try] = []
+        while planned:
+            found = obtain([config for _, _, config in planned], root, progress, jobs)
+            beyond = bool(tries)
+            tries += [Try(name, values, got, beyond) for (name, values, _), got in zip(planned, found, strict=True)]
+            planned = self._beyond(tries)
+        best = [winner for winner in self._best(tries).values() if winner.result is not None]
+        methods = list(dict.fromkeys(self.methods))
+        ordered = sorted(tries, key=lambda tried: methods.index(tried.method))
+        return [replace(tried, best=tried in best) for tried in ordered]
+
+    def _best(self, tries: Sequence[Try]) -> dict[str, Try]:
+        return {name: min((t for t in tries if t.method == name), key=_rank) for name in dict.fromkeys(self.methods)}
+
+    def _beyond(self, tries: Sequence[Try]) -> list[tuple[str, dict[str, Any], RunConfig]]:
+        """Return what to try next: for each number at an edge of those tried, the best with one further out."""
+        planned: list[tuple[str, dict[str, Any], RunConfig]] = []
+        for name, best in self._best(tries).items():
+            mine = [tried for tried in tries if tried.method == name]
+            points = [best.values | {key: value} for key, value in _edges(best, mine).items()] if best.result else []
+            known = [tried.values for tried in mine]
+            for point in points[: self.extend - sum(tried.beyond for tried in mine)]:
+                with suppress(DualPromptError):  # an option ends where its range does
+                    values, config = self._try(name, point)
+                    if values not in known:
+                        planned.append((name, values, config))
+        return planned
+
+    def departures(self) -> dict[str, Any]:
+        """Return in what the sweep's images and buffers are not the main table's; nothing unless it was asked for."""
+        table = compose(self.preset, self.recipe, {}).benchmark
+        ours = self._compose(self.methods[0], {}).benchmark
+        found = {key: getattr(ours, key) for key in REGIME if getattr(ours, key) != getattr(table, key)}
+        configs = [compose(self.preset, self.recipe, {"method.name": name}) for name in self.methods]
+        sizes = [getattr(method_config(config.method), "buffer_size", None) for config in configs]
+        if self.buffer is not None and self.buffer not in (paper.buffers(table.name) or sizes):
+            found["buffer"] = self.buffer
+        return found
 
     def about(self, tries: Sequence[Try]) -> dict[str, Any]:
         """Return what was searched, in plain values."""
@@ -118,8 +161,10 @@ class Sweep:
             "seed": config.seed,
             "judged_on": config.benchmark.evaluate_on,
             "validation": config.benchmark.validation,
-            "budget": max(Counter(tried.method for tried in tries).values()),
+            "budget": max(Counter(tried.method for tried in tries if not tried.beyond).values()),
+            "beyond_the_grid": self.extend,
             "buffer_size": self.buffer,
+            "departs_from_the_table": self.departures(),
         }
 
     def combined(self, tries: Sequence[Try]) -> dict[str, Any]:
@@ -134,7 +179,8 @@ class Sweep:
             values = ", ".join(f"{key.removeprefix('method.')} {_short(value)}" for key, value in tried.values.items())
             accuracy = "failed" if tried.obtained.error else _number(row["average_accuracy"], 2)
             numbers = (accuracy, _number(row["forgetting"], 2), _number(row["seconds"], 1))
-            cells = (tried.method, values, *numbers, "best" if tried.best else "")
+            marks = (["best"] if tried.best else []) + (["beyond the grid"] if tried.beyond else [])
+            cells = (tried.method, values, *numbers, ", ".join(marks))
             groups.setdefault(tried.method, []).append(cells)
         about = self.about(tries)
         backbone = Path(about["backbone"]).name
@@ -153,8 +199,47 @@ class Sweep:
             (
                 f"judged on {about['validation']:.0%} of the training images, held out; "
                 f"{about['budget']} configurations a method{kept}",
+                *self._remarks(tries),
             ),
         )
+
+    def _remarks(self, tries: Sequence[Try]) -> list[str]:
+        """Say where the sweep is not in the table's regime, and where its best lie at an edge."""
+        told = []
+        if departs := self.departures():
+            listed = ", ".join(f"{key} {value}" for key, value in departs.items())
+            told.append(f"reduced, not the regime of the main table: {listed}")
+        if any(tried.beyond for tried in tries):
+            told.append(f"a best value at the edge of those tried is followed beyond it, {self.extend} tries at most")
+        edges: dict[str, list[str]] = {}
+        for best in (tried for tried in tries if tried.best):
+            found = _edges(best, [tried for tried in tries if tried.method == best.method])
+            edges[best.method] = [key.removeprefix("method.") for key in found]
+        if left := ", ".join(f"{name} ({', '.join(keys)})" for name, keys in edges.items() if keys):
+            told.append(f"still at an edge: {left}")
+        return told
+
+
+def _edges(best: Try, tries: Sequence[Try]) -> dict[str, float]:
+    """Return the options whose best value is at the edge of those tried, with the next value beyond."""
+    found = {key: beyond([tried.values[key] for tried in tries], value) for key, value in best.values.items()}
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def beyond(tried: Iterable[Any], best: Any) -> float | int | None:
+    """Return the value that follows `best`, by the factor between it and its neighbour, if it is the least or greatest.
+
+    None if it lies inside, or is no positive number, or the only one. Whole numbers stay whole.
+    """
+    numbers = sorted({value for value in tried if isinstance(value, int | float) and value > 0 and value is not True})
+    if len(numbers) < 2 or best not in (numbers[0], numbers[-1]):
+        return None
+    neighbour = numbers[1] if best == numbers[0] else numbers[-2]
+    further = float(f"{best / neighbour * best:.6g}")  # 0.0001, not 0.00009999999999999999
+    if all(isinstance(value, int) for value in numbers):
+        whole = round(further)
+        return None if whole < 1 or whole == best else whole
+    return further
 
 
 def own_grid(method: str, config: RunConfig) -> Grid:

@@ -20,28 +20,56 @@ class Buffer:
     "reservoir" keeps every image of the stream so far with equal probability (Algorithm R). "balanced" is GDumb's
     greedy sampler: once the buffer is full, a class with fewer images takes a slot from the largest class. With
     notes, what the method said of an image when its task ended stays with the image for as long as it is kept.
+
+    With a reserve, the buffer decides at a task's beginning which of its images are set aside, and keeps these apart:
+    what was reserved once is never given out for training, and what was trained on is never reserved.
     """
 
     def __init__(self, plan: BufferPlan, seed: int) -> None:
         self.plan, self.seed = plan, seed
         self.seen = 0  # images offered so far
-        self._hold(Images.concat([]), torch.zeros(0, dtype=torch.int64), torch.zeros(0, 0) if plan.notes else None)
+        none = torch.zeros(0, dtype=torch.bool)
+        self._hold(Images.concat([]), none.long(), torch.zeros(0, 0) if plan.notes else None, none)
 
-    def _hold(self, images: Images, labels: Tensor, notes: Tensor | None) -> None:
+    def _hold(self, images: Images, labels: Tensor, notes: Tensor | None, reserved: Tensor) -> None:
         self._subset = Subset(images, torch.arange(len(images)), labels, notes)
+        self._is_reserved = reserved
+        self._trained = part(self._subset, ~reserved) if self.plan.reserve else self._subset
+        self._reserved = part(self._subset, reserved)
 
     def __len__(self) -> int:
         return len(self._subset)
 
     @property
     def bytes(self) -> int:
-        """The size of what is held: pixels, labels and notes."""
-        held = self._subset
-        return held.images.flat.nbytes + held.labels.nbytes + (0 if held.notes is None else held.notes.nbytes)
+        """The size of what is held: pixels, labels, notes and what tells the reserve apart."""
+        return sum(value.nbytes for name, value in self.state().items() if name not in ("shapes", "seen"))
 
     def as_subset(self) -> Subset:
-        """Return all that is held; the same object until the next offer."""
-        return self._subset
+        """Return all that may be trained on; the same object until the next offer."""
+        return self._trained
+
+    def reserved(self) -> Subset:
+        """Return what is set aside; the same object until the next offer."""
+        return self._reserved
+
+    def to_reserve(self, subset: Subset, task: int) -> Tensor:
+        """Mark the images of a new task that are set aside, in an order that the seed and the task decide.
+
+        As many of a class as the old classes have, but at most a tenth of its images, or one if it has two to nineteen.
+        """
+        marked = torch.zeros(len(subset), dtype=torch.bool)
+        if not self.plan.reserve:
+            return marked
+        classes, counts = subset.labels.unique(return_counts=True)
+        old = self._reserved.labels.bincount().tolist()
+        each = max(old) if old else max(1, reserve_size(self.plan.size, len(classes)) // max(1, len(classes)))
+        generator = torch.Generator().manual_seed(derive(self.seed, "reserve", task))
+        for label, count in zip(classes, counts.tolist(), strict=True):
+            mine = (subset.labels == label).nonzero()[:, 0]
+            wanted = min(each, max(1, count // 10), count - 1)
+            marked[mine[torch.randperm(count, generator=generator)[:wanted]]] = True
+        return marked
 
     def offer(self, subset: Subset, task: int, note: Callable[[Subset], Tensor] | None = None) -> None:
         """Offer each image of a task once, in an order that the seed and the task decide.
@@ -51,12 +79,19 @@ class Buffer:
         generator = torch.Generator().manual_seed(derive(self.seed, "buffer", task))
         order = torch.randperm(len(subset), generator=generator)
         before, held = self._subset, len(self)
+        labels = torch.cat([before.labels, subset.labels[order]])
+        reserved = torch.cat([self._is_reserved, self.to_reserve(subset, task)[order]])
         if self.plan.policy == "reservoir":
             kept = _reservoir(self.seen, len(subset), self.plan.size, generator)
         else:
-            kept = _balanced(torch.cat([before.labels, subset.labels[order]]), self.plan.size, generator)
+            apart, others = reserved.nonzero()[:, 0], (~reserved).nonzero()[:, 0]
+            room = reserve_size(self.plan.size, len(labels.unique()))
+            apart = apart[_balanced(labels[apart], room, generator)]
+            others = others[_balanced(labels[others], self.plan.size - len(apart), generator)]
+            kept = torch.cat([others, apart]).sort().values
         self.seen += len(subset)
-        old, new = kept[kept < held], order[kept[kept >= held] - held]
+        old, new = kept[kept < held], kept[kept >= held]
+        kept, new = torch.cat([old, new]), order[new - held]
         fresh = Subset(subset.images, subset.indices[new], subset.labels[new])
         notes = None
         if before.notes is not None:
@@ -64,19 +99,34 @@ class Buffer:
                 raise ValueError("the plan of this buffer asks for notes, but none are offered")
             notes = _stack(before.notes[old], note(fresh)) if len(fresh) else before.notes[old]
         images = Images.concat([before.images.select(old), fresh.images.select(fresh.indices)])
-        self._hold(images, torch.cat([before.labels[old], fresh.labels]), notes)
+        self._hold(images, labels[kept], notes, reserved[kept])
 
     def state(self) -> dict[str, Tensor]:
         """Return all that the next offer and the next draw depend on, by name."""
         held = self._subset
         state = {"pixels": held.images.flat, "shapes": held.images.shapes, "labels": held.labels}
-        return {**state, "seen": torch.tensor(self.seen)} | ({} if held.notes is None else {"notes": held.notes})
+        state |= {} if held.notes is None else {"notes": held.notes}
+        state |= {"reserved": self._is_reserved} if self.plan.reserve else {}
+        return state | {"seen": torch.tensor(self.seen)}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Take over the result of `state()`."""
         state = {name: value.cpu() for name, value in state.items()}
         self.seen = int(state["seen"])
-        self._hold(Images(state["pixels"], state["shapes"]), state["labels"], state.get("notes"))
+        none = torch.zeros(len(state["labels"]), dtype=torch.bool)
+        reserved = state["reserved"] if self.plan.reserve else none
+        self._hold(Images(state["pixels"], state["shapes"]), state["labels"], state.get("notes"), reserved)
+
+
+def part(subset: Subset, chosen: Tensor) -> Subset:
+    """Return the images of a subset that are chosen, by a mask or by rows, with their notes."""
+    notes = None if subset.notes is None else subset.notes[chosen]
+    return Subset(subset.images, subset.indices[chosen], subset.labels[chosen], notes)
+
+
+def reserve_size(size: int, classes: int) -> int:
+    """Return how many of a buffer's places are for reserved images: a tenth, or one a class, but at most half."""
+    return max(size // 10, min(classes, size // 2))
 
 
 def _reservoir(seen: int, offered: int, size: int, generator: torch.Generator) -> Tensor:
@@ -108,6 +158,8 @@ def _balanced(labels: Tensor, size: int, generator: torch.Generator) -> Tensor:
         mine = rows.setdefault(label, [])
         if room:
             room -= 1
+        elif not size:
+            break
         elif not mine or len(mine) + 1 < largest:
             richest = max(rows.values(), key=len)
             richest.pop(int(chance * len(richest)))

@@ -20,12 +20,12 @@ from dualprompt.methods.base import Batch, Method, Phase, TaskView
 from dualprompt.metrics import summarise
 from dualprompt.progress import SILENT, Bar, Progress
 from dualprompt.seeds import derive
-from dualprompt.training.buffer import Buffer
+from dualprompt.training.buffer import Buffer, part
 from dualprompt.training.checkpoint import BUFFER, Position, State, of_buffer, of_method, restore_optimiser
 from dualprompt.training.distributed import distribute, total
 from dualprompt.training.evaluate import evaluate
 from dualprompt.training.feed import Course
-from dualprompt.training.material import material
+from dualprompt.training.material import material, union
 from dualprompt.training.run import Run
 from dualprompt.training.setup import Setup
 from dualprompt.training.steps import Inputs, Steps, on_device
@@ -86,6 +86,7 @@ class _Loop:
 
     def learn(self, task: Task) -> None:
         """Train one task, phase after phase, judge all seen tasks, and keep both."""
+        self._set_aside(task)
         view = self._view(task)
         self.method.begin_task(view)
         self._offer(task, "before")
@@ -102,6 +103,15 @@ class _Loop:
         self.method.end_task(view)
         self._offer(task, "after")
         self._judge(task, seconds + time.monotonic() - began, images)
+
+    def _set_aside(self, task: Task) -> None:
+        """Tell the task's images that are trained on from those that the buffer reserves, if it does."""
+        self.trained, self.reserved = task.train, None
+        if self.buffer is not None and self.buffer.plan.reserve:
+            apart = self.buffer.to_reserve(task.train, task.index)
+            old = self.buffer.reserved()
+            self.trained = part(task.train, ~apart)
+            self.reserved = union([*([old] if len(old) else []), part(task.train, apart)])
 
     def _offer(self, task: Task, moment: str) -> None:
         """Let the buffer choose from the task's images, where the method has one."""
@@ -121,9 +131,10 @@ class _Loop:
     def _view(self, task: Task) -> TaskView:
         feed = self.setup.feed
 
-        def batches() -> Iterator[Batch]:
-            for inputs in feed.judging(task.train, self.method.uses_frozen, shared=False):
-                yield feed.batch(task.train.images, on_device(inputs, self.fabric.device))
+        def batches(subset: Subset | None) -> Iterator[Batch]:
+            if subset is not None and len(subset):
+                for inputs in feed.judging(subset, self.method.uses_frozen, shared=False):
+                    yield feed.batch(subset.images, on_device(inputs, self.fabric.device))
 
         return TaskView(
             index=task.index,
@@ -133,7 +144,8 @@ class _Loop:
             generator=torch.Generator().manual_seed(derive(self.config.seed, "begin", task.index)),
             queries=lambda: feed.features(task.train),
             labels=task.train.labels.to(self.fabric.device),
-            batches=batches,
+            batches=lambda: batches(task.train),
+            reserved=lambda: batches(self.reserved),
         )
 
     def _phase(self, task: Task, view: TaskView, number: int, phase: Phase, alone: bool) -> int:
@@ -149,10 +161,11 @@ class _Loop:
             restore_optimiser(optimiser, self.resumed.optimiser)
         self.resumed = None
         held = self.buffer.as_subset() if self.buffer is not None else None
-        seen = self.setup.stream.tasks[: task.index + 1]
-        subset = material(self.method, phase, seen, held, self.config.seed)
+        seen = [each.train for each in self.setup.stream.tasks[: task.index + 1]]
+        subset = material(self.method, phase, [*seen[:-1], self.trained], held)
         course = self.setup.feed.course(subset, task.index, phase, number, held, self.method.uses_frozen)
-        work = _Work(phase, number, phase.epochs or self.config.train.epochs, course, optimiser)
+        epochs = phase.epochs_factor * (phase.epochs or self.config.train.epochs)
+        work = _Work(phase, number, epochs, course, optimiser)
         steps = Steps(self._step(work), self.fabric, self.config.train.batch_size, self.method.capturable)
         last = self.setup.stream.tasks[-1].index
         label = f"task {task.index + 1}/{last + 1} {task.name}{'' if alone else f', {phase.name}'}"
@@ -186,7 +199,8 @@ class _Loop:
         images, count = 0, work.course.steps
         start = self.position.step if epoch == self.position.epoch else 0
         for step, share in enumerate(work.course.epoch(epoch, start), start=start):
-            set_rates(work.optimiser, self.config.train, (epoch * count + step) / (work.epochs * count))
+            done = (epoch * count + step) / (work.epochs * count)
+            set_rates(work.optimiser, self.config.train, done, work.phase.cycles)
             steps(share.inputs | {"weight": torch.tensor(share.weight)})
             images += share.images
             bar.advance(share.images * self.fabric.world_size)
@@ -348,10 +362,16 @@ def make_optimiser(
     return kind(groups, betas=config.betas, weight_decay=config.weight_decay, fused=on_gpu, capturable=on_gpu)
 
 
-def set_rates(optimiser: torch.optim.Optimizer, config: TrainConfig, done: float) -> None:
-    """Set the learning rates for a step, `done` of the phase being behind it."""
+def set_rates(optimiser: torch.optim.Optimizer, config: TrainConfig, done: float, cycles: int = 1) -> None:
+    """Set the learning rates for a step, `done` of the phase being behind it.
+
+    A cosine is run through `cycles` times, each time twice as long as before (SGDR, Loshchilov & Hutter, 2017).
+    """
     if config.schedule == "constant":
         return
+    if cycles > 1:
+        at = 1 + done * (2**cycles - 1)  # the cosines begin at 1, 2, 4, …
+        done = at / 2 ** math.floor(math.log2(at)) - 1
     for group in optimiser.param_groups:
         rate = group["initial_lr"] * (1 + math.cos(math.pi * done)) / 2
         if isinstance(group["lr"], torch.Tensor):

@@ -38,6 +38,8 @@ ADDED: dict[str, dict[str, Any]] = {
         "align_lr": 0.01,
         "keys_per_task": 5,
         "pool": "shared",
+        "warmup_epochs": 0,
+        "epochs_factor": 1,
     },
 }
 VERSIONS = ("torch", "numpy", "pillow", "safetensors", "lightning-fabric", "scikit-learn", "matplotlib")
