@@ -28,6 +28,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "gdumb": {"cycles": 2},
     "l2p": {"pool_size": 4, "length": 2, "top_n": 2},
     "ranpac": {"projection": 40},
+    "dualprompt-rp": {"g_layers": [1], "e_layers": [2, 3], "g_length": 2, "e_length": 3, "projection": 40},
 }
 FINE_TUNERS = [name for name in METHODS.names() if "train_backbone" in METHODS[name].Config.model_fields]
 REHEARSE = ["bic", "co2l", "der++", "er", "gdumb"]
@@ -38,14 +39,35 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "ft-seq, two rates": ("ft-seq", {"method.head_lr": 0.02, "train.schedule": "cosine"}),
     "l2p, by task": ("l2p", {"method.pool": "by_task"}),
     "lwf, warmed up": ("lwf", {"method.warmup_epochs": 2}),
+    "dualprompt-rp, class token": ("dualprompt-rp", {"method.reads": "class"}),
+    "ranpac, patches too": ("ranpac", {"method.reads": "class+patches"}),
+    "ranpac, first session": (
+        "ranpac",
+        {
+            "method.first_session": "prompts",
+            "method.g_layers": [1],
+            "method.e_layers": [2, 3],
+            "method.first_factor": 2,
+        },
+    ),
     "dualprompt, ridge": ("dualprompt", {"method.head": "ridge"}),
     "dualprompt, Gaussians": ("dualprompt", {"method.head": "gaussian"}),
     "dualprompt, several keys": ("dualprompt", {"method.matching": "keys"}),
     "dualprompt, Gaussian matching": ("dualprompt", {"method.matching": "gaussian"}),
 }
 CLASSES, TASKS, DIM = 6, 2, VIT.dim
+
+
+def packed(dim: int) -> int:
+    """Numbers in the triangle of a symmetric matrix."""
+    return dim * (dim + 1) // 2
+
+
 KEPT: dict[str, Callable[[int], int]] = {  # numbers kept besides what is trained; the argument is how many those are
-    "dualprompt, ridge": lambda _: (DIM + 1) ** 2 + (DIM + 1) * CLASSES,
+    "dualprompt, ridge": lambda _: packed(DIM + 1) + (DIM + 1) * CLASSES,
+    # Two projections and sums, and the first task's E-Prompt.
+    "dualprompt-rp": lambda _: 2 * (2 * DIM * 40 + packed(40) + 40 * CLASSES) + 2 * 2 * 3 * DIM,
+    "dualprompt-rp, class token": lambda _: 2 * (DIM * 40 + packed(40) + 40 * CLASSES) + 2 * 2 * 3 * DIM,
     "dualprompt, Gaussians": lambda _: CLASSES * DIM + TASKS * DIM**2,
     "dualprompt, several keys": lambda _: TASKS * 5 * DIM,
     "dualprompt, Gaussian matching": lambda _: CLASSES * DIM + DIM * (DIM + 1) // 2 + 1,
@@ -53,8 +75,10 @@ KEPT: dict[str, Callable[[int], int]] = {  # numbers kept besides what is traine
     "ewc, frozen": lambda trained: 2 * trained,
     "klda": lambda _: DIM * 40 + 40 + CLASSES * 40 + 40 * 41 // 2 + 1,
     "lda": lambda _: CLASSES * DIM + DIM * (DIM + 1) // 2 + 1,
-    "ridge": lambda _: (DIM + 1) ** 2 + (DIM + 1) * CLASSES,
-    "ranpac": lambda _: DIM * 40 + 40**2 + 40 * CLASSES,
+    "ridge": lambda _: packed(DIM + 1) + (DIM + 1) * CLASSES,
+    "ranpac": lambda _: DIM * 40 + packed(40) + 40 * CLASSES,
+    "ranpac, patches too": lambda _: 2 * DIM * 40 + packed(40) + 40 * CLASSES,
+    "ranpac, first session": lambda _: DIM * 40 + packed(40) + 40 * CLASSES,
 }
 
 

@@ -34,6 +34,7 @@ OWN: dict[str, dict[str, Any]] = {
     "l2p": {"method.length": 2, "method.top_n": 2, "method.pool_size": 5},
     "lwf": {"train.lr": 2e-4},
     "ranpac": {"method.projection": 200},
+    "dualprompt-rp": {"method.projection": 200, "method.e_layers": [3, 4, 5]},
 }
 Learn = Callable[..., dict[str, Any]]
 

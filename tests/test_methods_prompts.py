@@ -26,6 +26,7 @@ SMALL_DUALPROMPT: dict[str, Any] = {
     "align_steps": 30,
     "keys_per_task": 2,
 }
+SMALL_EXPERTS: dict[str, Any] = {"g_layers": 1, "e_layers": (2, 3), "g_length": 2, "e_length": 3}
 LIVES: dict[str, dict[str, Any]] = {
     "l2p": {"name": "l2p", "pool_size": 6, "length": 2, "top_n": 2, "init": "wide"},
     "l2p class token": {"name": "l2p", "pool_size": 6, "length": 2, "top_n": 2, "init": "wide", "feature": "class"},
@@ -36,6 +37,8 @@ LIVES: dict[str, dict[str, Any]] = {
     "klda": {"name": "klda", "projection": 40},
     "ridge": {"name": "ridge"},
     "ranpac": {"name": "ranpac", "projection": 40},
+    "ranpac, first session": {"name": "ranpac", "projection": 40, "first_session": "prompts", **SMALL_EXPERTS},
+    "dualprompt-rp": {"name": "dualprompt-rp", "projection": 40, **SMALL_EXPERTS},
     "dualprompt": SMALL_DUALPROMPT,
     "dualprompt, ridge and keys": {**SMALL_DUALPROMPT, "head": "ridge", "matching": "keys"},
     "dualprompt, gaussian both": {**SMALL_DUALPROMPT, "head": "gaussian", "matching": "gaussian"},

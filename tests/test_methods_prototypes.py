@@ -21,7 +21,7 @@ from dualprompt.methods.dualprompt import DualPrompt, DualPromptConfig
 from dualprompt.methods.klda import KLDA, KLDAConfig, median_distance
 from dualprompt.methods.lda import LDA, LDAConfig
 from dualprompt.methods.ranpac import RanPAC, RanPACConfig
-from dualprompt.methods.ridge import STRENGTHS, Moments, Ridge, choose_strength
+from dualprompt.methods.ridge import STRENGTHS, Moments, Ridge, choose_strength, choose_strength_by_samples
 from dualprompt.methods.ridge_head import RidgeHead, RidgeHeadConfig
 from dualprompt.methods.simple_cil import SimpleCIL, SimpleCILConfig
 from dualprompt.methods.statistics import (
@@ -114,9 +114,9 @@ def test_ranpac_keeps_no_more_for_more_tasks_but_a_column_a_class() -> None:
     one, two = sizes(1), sizes(2)
     assert two.items() >= one.items()
     assert {name: two[name] for name in two.keys() - one.keys()} == {
-        "ridge.sums.1": 50 * 3,
-        "head.weight.1": 3 * 50,
-        "head.bias.1": 3,
+        "projected.ridge.sums.1": 50 * 3,
+        "projected.head.weight.1": 3 * 50,
+        "projected.head.bias.1": 3,
     }
 
 
@@ -141,14 +141,15 @@ def test_strength_is_the_one_that_errs_least_on_what_was_held_out() -> None:
     assert 1e-8 < chosen < 1e8, "the best should lie inside"
 
 
-def test_fewer_samples_than_dimensions_choose_in_their_span_what_they_would_choose_anywhere() -> None:
+def test_fewer_samples_than_dimensions_choose_by_samples_what_they_would_choose_anywhere() -> None:
     features, labels = blobs(0, [9, 8, 8], spread=8.0)
     held, fitted = torch.randperm(25, generator=seeded(7)).split([5, 20])
     fit, held_out = (Moments.of(features[rows], labels[rows], 3, lambda x: x) for rows in (fitted, held))
     chosen = choose_strength(fit, held_out)
     assert 1e-2 < chosen < 1e8
-    basis = torch.linalg.qr(features[fitted].double().T).Q
-    assert choose_strength(fit.within(basis), held_out.within(basis)) == chosen
+    own = torch.nn.functional.one_hot(labels, 3).double()
+    rows = features.double()
+    assert choose_strength_by_samples(rows[fitted], own[fitted], rows[held], own[held]) == chosen
     by_choice = Ridge(DIM, lambda x: x).add(features, labels, 3, None, seeded(7))
     by_hand = Ridge(DIM, lambda x: x).add(features, labels, 3, chosen, seeded(0))
     torch.testing.assert_close(by_choice[0], by_hand[0], rtol=1e-4, atol=1e-6)

@@ -53,6 +53,7 @@ class LayerPrompt:
 
 
 Prompts = Mapping[int, LayerPrompt]
+Outputs = Literal["class", "prompts", "class+patches"]
 """Layer number, counted from 1 as in the paper, to what that layer receives."""
 
 
@@ -221,19 +222,19 @@ class VisionTransformer(nn.Module):
             x = block(x)
         return x
 
-    def rest(
-        self, x: Tensor, layers: int = 0, prompts: Prompts | None = None, outputs: Literal["class", "prompts"] = "class"
-    ) -> Tensor:
+    def rest(self, x: Tensor, layers: int = 0, prompts: Prompts | None = None, outputs: Outputs = "class") -> Tensor:
         """Return (batch, dim) features from the tokens that left layer number `layers`.
 
         They are what the final LayerNorm makes of the class token, or the mean of what it makes of the tokens that
-        the prompts have added.
+        the prompts have added. With the patches, (batch, 2 dim), the mean of what it makes of the patches' tokens
+        before the last layer comes second: only the class token is computed in that one.
         """
         run = _compiled(VisionTransformer._rest) if self.compiled else VisionTransformer._rest
         return run(self, x, layers, prompts, outputs)
 
-    def _rest(self, x: Tensor, layers: int, prompts: Prompts | None, outputs: str) -> Tensor:
+    def _rest(self, x: Tensor, layers: int, prompts: Prompts | None, outputs: Outputs) -> Tensor:
         class_at = 0
+        pooled: list[Tensor] = []
         for number, block in enumerate(self.blocks[layers:], start=layers + 1):
             prompt = prompts.get(number) if prompts else None
             if prompt is not None and prompt.tokens is not None:
@@ -241,9 +242,14 @@ class VisionTransformer(nn.Module):
                 x = torch.cat([tokens, x], dim=1)
                 class_at += tokens.shape[1]
             # Where only the class token leaves the last layer, only it is computed there.
-            last = outputs == "class" and number == len(self.blocks)
+            last = outputs != "prompts" and number == len(self.blocks)
+            if last and outputs == "class+patches":
+                pooled.append(self.norm(x[:, -(self.config.grid**2) :]).mean(dim=1))
             x = block(x, prompt, class_at if last else None)
-        return self.norm(x[:, 0]) if outputs == "class" else self.norm(x[:, :class_at]).mean(dim=1)
+        if outputs == "prompts":
+            return self.norm(x[:, :class_at]).mean(dim=1)
+        feature = self.norm(x[:, 0])
+        return torch.cat([feature, *pooled], dim=1) if pooled else feature
 
     def forward(self, images: Tensor, prompts: Prompts | None = None) -> Tensor:
         """Map normalised images (batch, 3, side, side) to features (batch, dim)."""

@@ -1,7 +1,7 @@
-"""RanPAC (McDonnell et al., 2023): frozen features, a random projection, and class prototypes by ridge regression.
+"""RanPAC (McDonnell et al., 2023): a random projection of features, and class prototypes by ridge regression.
 
-The original first adapts the backbone on the first task with adapters; that phase is left out here: what is compared
-is the projection and the closed-form classifier on the same frozen features as every other method.
+The original adapts the backbone in the first task before all else. With `first_session: prompts` so does this one, by
+prompts; without, the frozen features are those of every other method.
 """
 
 from __future__ import annotations
@@ -13,72 +13,89 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from dualprompt.backbones.vit import VisionTransformer
-from dualprompt.methods.base import METHODS, Batch, Grid, MethodConfig, Phase, TaskView, below
-from dualprompt.methods.frozen_head import FrozenHead
-from dualprompt.methods.heads import GrowingHead
-from dualprompt.methods.ridge import Ridge
+from dualprompt.backbones.vit import Prompts, VisionTransformer
+from dualprompt.methods.base import METHODS, Batch, Grid, MethodConfig, Phase, Prediction, Selection, TaskView, below
+from dualprompt.methods.experts import Experts, ExpertsConfig, Projected, of_projected
 from dualprompt.methods.statistics import generator_for
 
 
-class RanPACConfig(MethodConfig):
-    """Options of `ranpac`. No logits are trained, so a task may have one class."""
+class RanPACConfig(ExpertsConfig):
+    """Options of `ranpac`. Without a first session no logits are trained, so a task may have one class."""
 
     name: str = "ranpac"
     training_logits: Literal["masked", "unmasked"] = "unmasked"
-    projection: int = Field(
-        default=2000,
-        ge=1,
-        description="M; the state holds M² numbers, so the paper's 10000 weighs 400 MB and 2000 weighs 16 MB",
+    first_session: Literal["none", "prompts"] = Field(
+        default="none", description="whether the first task trains prompts, which all tasks then share"
     )
     strength: float | None = Field(default=None, gt=0, description="λ (default: chosen on a fifth of each task)")
 
 
 @METHODS.register("ranpac")
-class RanPAC(FrozenHead):
-    """Ridge regression on randomly projected frozen features: the order of tasks does not matter to its sums."""
+class RanPAC(Experts):
+    """Ridge regression on randomly projected features: the order of tasks does not matter to its sums."""
 
     Config = RanPACConfig
-    summary = "random projection of frozen features and ridge regression; no training"
+    summary = "random projection of frozen features and ridge regression; prompts from the first task as an option"
     grid: ClassVar[Grid] = {"method.projection": (2000, 1000, 500, 4000)}
-    of_task: ClassVar[Mapping[str, int | None]] = {**FrozenHead.of_task, "ridge.sums": 1}
+    of_task: ClassVar[Mapping[str, int | None]] = of_projected("projected")
     config: RanPACConfig
-    projection: Tensor
 
     def __init__(self, config: MethodConfig, backbone: VisionTransformer) -> None:
         assert isinstance(config, RanPACConfig)
+        if config.first_session == "none":
+            config = config.model_copy(update={"g_layers": (), "e_layers": ()})
         super().__init__(config, backbone)
-        self.head = GrowingHead(config.projection)
-        self.register_buffer("projection", torch.zeros(backbone.config.dim, config.projection))
-        self.ridge = Ridge(config.projection, self._expand)
+        self.projected = Projected(self.width, config.projection)
+
+    @property
+    def adapts(self) -> bool:
+        """Whether the first task trains prompts."""
+        return self.config.first_session == "prompts"
+
+    @property
+    def uses_frozen(self) -> bool:
+        """Whether the features are the frozen ones."""
+        return not self.adapts and self.config.reads == "class"
 
     def phases(self, task: TaskView) -> Sequence[Phase]:
-        """Return none: there are no gradient steps."""
-        return ()
+        """Return one for the first session, if there is one; else there are no gradient steps."""
+        return super().phases(task) if self.adapts and task.index == 0 else ()
 
     def begin_task(self, task: TaskView) -> None:
-        """Draw the projection (first task), add the task's rows to the head."""
-        if task.index == 0:
-            self.projection.copy_(torch.randn(self.projection.shape, generator=task.generator))
-        super().begin_task(task)
-
-    def _expand(self, features: Tensor) -> Tensor:
-        return (features.float() @ self.projection).relu()
+        """Draw prompts and projection (first task)."""
+        if task.index:
+            return
+        self.projected.draw(task.generator)
+        self.add_expert(task)
+        if self.adapts:
+            self.begin_training_head(task)
 
     def features(self, batch: Batch) -> Tensor:
-        """Return the projected features, (batch, M)."""
-        return self._expand(super().features(batch))
+        """Return what the projection reads, (batch, width)."""
+        if self.uses_frozen:
+            return super().features(batch)
+        return self.read(self.tokens(batch), self._prompts())
+
+    def _prompts(self) -> Prompts | None:
+        return self.bank.training_prompts() if self.adapts else None
 
     @torch.no_grad()
     def end_task(self, task: TaskView) -> None:
         """Add the task to the sums and solve for the head of all classes."""
-        labels = task.labels - task.first_class
-        generator = generator_for(task, "ridge")
-        weights = self.ridge.add(task.queries(), labels, task.classes, self.config.strength, generator)
-        self.head.restore(weights, list(self.head.bias), train_old=False)
+        labels, generator = task.labels - task.first_class, generator_for(task, "ridge")
+        if self.uses_frozen:
+            features = task.queries().float()
+        else:
+            [features] = self.read_all(task, self._prompts())
+        self.projected.add(features, labels, task.classes, self.config.strength, generator)
+
+    @torch.no_grad()
+    def predict(self, batch: Batch, selection: Selection | None = None) -> Prediction:
+        """Classify from the projected feature."""
+        self.check_selection(selection)
+        return Prediction(self.projected.scores(self.features(batch)))
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Take over the projection, the sums and the head."""
+        """Take over prompts, projection, sums and head."""
         super().load_state(state)
-        self.projection.copy_(state["projection"])
-        self.ridge.restore(below("ridge.", state))
+        self.projected.restore(below("projected.", state))

@@ -34,10 +34,6 @@ class Moments:
             sums = sums.to(expanded) + expanded.T @ F.one_hot(own, classes).to(expanded)
         return Moments(gram, sums, len(features))
 
-    def within(self, basis: Tensor) -> Moments:
-        """Return the moments of the features' coordinates in an orthonormal basis, (dim, smaller dim)."""
-        return Moments(basis.T @ self.gram @ basis, basis.T @ self.sums, self.count)
-
     def error(self, weight: Tensor) -> float:
         """Return the mean squared error ‖HW − Y‖² / n of (dim, classes) weights."""
         residual = (weight * (self.gram @ weight - 2 * self.sums)).sum() + self.count
@@ -46,18 +42,37 @@ class Moments:
 
 def choose_strength(fit: Moments, held_out: Moments) -> float:
     """Return the λ of `STRENGTHS` whose solution on `fit` errs least on `held_out`."""
+    return _best(lambda strength: _weights(fit.gram, fit.sums, strength), held_out.error)
+
+
+def choose_strength_by_samples(features: Tensor, labels: Tensor, held: Tensor, held_labels: Tensor) -> float:
+    """Return the same λ from float64 features and one-hot labels, where there are fewer samples than features.
+
+    The solution is Hᵀ(HHᵀ + λI)⁻¹Y, so that nothing larger than samples × samples is solved.
+    """
+    gram, across = features @ features.T, held @ features.T
+
+    def error(weights: Tensor) -> float:
+        return float((across @ weights - held_labels).square().sum())
+
+    return _best(lambda strength: _weights(gram, labels, strength), error)
+
+
+def _best(solve: Callable[[float], Tensor | None], error: Callable[[Tensor], float]) -> float:
     best, chosen = float("inf"), STRENGTHS[-1]
-    diagonal = fit.gram.diagonal().clone()
     for strength in STRENGTHS:
-        gram = fit.gram.clone()
-        gram.diagonal().copy_(diagonal + strength)
-        root, failed = torch.linalg.cholesky_ex(gram)
-        if int(failed):  # too little λ for what float64 can tell apart
-            continue
-        error = held_out.error(torch.cholesky_solve(fit.sums, root))
-        if error < best:
-            best, chosen = error, strength
+        weights = solve(strength)
+        if weights is not None and (found := error(weights)) < best:
+            best, chosen = found, strength
     return chosen
+
+
+def _weights(gram: Tensor, sums: Tensor, strength: float) -> Tensor | None:
+    """Return (G + λI)⁻¹ C, or None where λ is too little for what float64 can tell apart."""
+    shifted = gram.clone()
+    shifted.diagonal().add_(strength)
+    root, failed = torch.linalg.cholesky_ex(shifted)
+    return None if int(failed) else torch.cholesky_solve(sums, root)
 
 
 class Ridge(nn.Module):
@@ -67,41 +82,68 @@ class Ridge(nn.Module):
 
     def __init__(self, dim: int, expand: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.expand = expand  # what makes (batch, dim) inputs of the regression from features
-        self.register_buffer("gram", torch.zeros(dim, dim))
+        self.dim, self.expand = dim, expand  # `expand` makes the (batch, dim) inputs of the regression from features
+        self.register_buffer("gram", torch.zeros(dim * (dim + 1) // 2))  # HᵀH is symmetric: its upper triangle
         self.sums = TensorList()  # each (dim, classes of the task)
 
     def add(
-        self, features: Tensor, labels: Tensor, classes: int, strength: float | None, generator: torch.Generator
+        self,
+        features: Tensor,
+        labels: Tensor,
+        classes: int,
+        strength: float | None,
+        generator: torch.Generator,
+        share: float | None = None,
     ) -> list[Tensor]:
         """Take in a task's features and return the weights of all tasks' classes, each (classes, dim), solved anew.
 
-        Labels count from 0 in the task. Without a `strength`, λ is chosen on a fifth of these features.
+        Labels count from 0 in the task. λ is the `strength`, or a `share` of the mean of HᵀH's diagonal, or else chosen
+        on a fifth of these features.
         """
+        labels = labels.to(features.device)
+        moments = Moments.of(features, labels, classes, self.expand)
+        self.gram += _packed(moments.gram).to(self.gram)
+        self.sums.append(moments.sums)
+        if strength is None and share is None:
+            strength = self._chosen(features, labels, classes, generator)
+        return self.solve(strength, share or 0.0)
+
+    def _chosen(self, features: Tensor, labels: Tensor, classes: int, generator: torch.Generator) -> float:
         order = torch.randperm(len(features), generator=generator).to(features.device)
         held, fitted = order.split([len(order) // 5, len(order) - len(order) // 5])
-        labels = labels.to(features.device)
-        fit, held_out = (Moments.of(features[rows], labels[rows], classes, self.expand) for rows in (fitted, held))
-        self.gram += (fit.gram + held_out.gram).to(self.gram)
-        self.sums.append(fit.sums + held_out.sums)
-        if strength is None:
-            if len(fitted) < len(self.gram):  # solutions lie in the span of the samples, which is the smaller space
-                basis = torch.linalg.qr(precise(self.expand(features[fitted])).T).Q
-                fit, held_out = fit.within(basis), held_out.within(basis)
-            strength = choose_strength(fit, held_out)
-        return self.solve(strength)
+        if len(fitted) < self.dim:
+            parts = [(precise(self.expand(features[rows])), labels[rows]) for rows in (fitted, held)]
+            (mine, own), (theirs, their) = [(rows, F.one_hot(of, classes).to(rows)) for rows, of in parts]
+            return choose_strength_by_samples(mine, own, theirs, their)
+        return choose_strength(
+            *(Moments.of(features[rows], labels[rows], classes, self.expand) for rows in (fitted, held))
+        )
 
-    def solve(self, strength: float) -> list[Tensor]:
+    def solve(self, strength: float | None, share: float = 0.0) -> list[Tensor]:
         """Return (G + λI)⁻¹ C for each task's classes, transposed: (classes, dim)."""
-        gram = precise(self.gram)
+        gram = _unpacked(precise(self.gram), self.dim)
         # The sums are float32: a λ below their rounding would fit the rounding.
-        rounding = torch.finfo(torch.float32).eps * len(gram) ** 0.5 * float(gram.diagonal().max())
-        gram.diagonal().add_(max(strength, rounding))
+        rounding = torch.finfo(torch.float32).eps * self.dim**0.5 * float(gram.diagonal().max())
+        wanted = share * float(gram.diagonal().mean()) if strength is None else strength
         sums = [precise(part) for part in self.sums]
-        weight = torch.linalg.solve(gram, torch.cat(sums, dim=1)).T.to(self.gram).contiguous()
-        return list(weight.split([part.shape[1] for part in sums]))
+        joined, strength = torch.cat(sums, dim=1), max(wanted, rounding)
+        while (weight := _weights(gram, joined, strength)) is None:  # rounded sums may call for a little more
+            strength *= 10
+        return list(weight.T.to(self.gram).contiguous().split([part.shape[1] for part in sums]))
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Take over the sums of a checkpoint."""
-        self.gram.copy_(state["gram"])
+        """Take over the sums of a checkpoint; those of an older version hold both triangles."""
+        gram = state["gram"]
+        self.gram.copy_(_packed(gram) if gram.ndim == 2 else gram)
         self.sums.restore(numbered(state, "sums"))
+
+
+def _packed(symmetric: Tensor) -> Tensor:
+    return symmetric[torch.ones_like(symmetric, dtype=torch.bool).triu()]
+
+
+def _unpacked(packed: Tensor, dim: int) -> Tensor:
+    full = packed.new_zeros(dim, dim)
+    upper = torch.ones_like(full, dtype=torch.bool).triu()
+    full[upper] = packed
+    return full + full.triu(1).T

@@ -69,9 +69,10 @@ class PromptBank(nn.Module):
         prompting: Prompting = "pre-t",
         prefix_at: PrefixAt = "projected",
         length_counts: LengthCounts = "each",
+        keys: bool = True,
     ) -> None:
         super().__init__()
-        self.dim = dim
+        self.dim, self.has_keys = dim, keys
         self.g_layers, self.e_layers = tuple(g_layers), tuple(e_layers)
         self.prompting: Prompting = prompting
         self.prefix_at: PrefixAt = prefix_at
@@ -79,7 +80,7 @@ class PromptBank(nn.Module):
         self.e_shape = prompt_shape(len(self.e_layers), e_length, dim, prompting, length_counts)
         self.g_prompt = nn.Parameter(torch.zeros(self.g_shape))
         self.e_prompt = nn.ParameterList()  # each (layers, parts, rows, dim)
-        self.task_key = nn.ParameterList()  # each (dim,)
+        self.task_key = nn.ParameterList()  # each (dim,); none where tasks are matched by other means
         self._stacked: tuple[Tensor, Tensor] | None = None
 
     @property
@@ -106,15 +107,17 @@ class PromptBank(nn.Module):
     def restore(self, e_prompts: Sequence[Tensor], keys: Sequence[Tensor]) -> None:
         """Replace all E-Prompts and keys, for instance by those of a checkpoint."""
         self.e_prompt, self.task_key = nn.ParameterList(), nn.ParameterList()
-        for e_prompt, key in zip(e_prompts, keys, strict=True):
+        for e_prompt, key in zip(e_prompts, keys if self.has_keys else [torch.empty(0)] * len(e_prompts), strict=True):
             self._append(e_prompt.clone(), key.clone())
 
     def _append(self, e_prompt: Tensor, key: Tensor) -> None:
         if self.tasks:  # what is older was stopped when its successor came
             self.e_prompt[-1].requires_grad_(False)
-            self.task_key[-1].requires_grad_(False)
         self.e_prompt.append(nn.Parameter(e_prompt.to(self.g_prompt.device)))
-        self.task_key.append(nn.Parameter(key.to(self.g_prompt.device)))
+        if self.has_keys:
+            if len(self.task_key):
+                self.task_key[-1].requires_grad_(False)
+            self.task_key.append(nn.Parameter(key.to(self.g_prompt.device)))
         self._stacked = None
 
     def training_prompts(self) -> Prompts:
@@ -131,9 +134,13 @@ class PromptBank(nn.Module):
         dtype = torch.float32 if self._stacked is None else self._stacked[0].dtype
         return F.normalize(query, dim=-1) @ self._stack(dtype)[1].T
 
+    def shared_prompts(self, e_prompt: Tensor) -> Prompts:
+        """Return what the layers receive when all images use one E-Prompt, (layers, parts, rows, dim)."""
+        return self._attach(e_prompt[None])
+
     def keys(self) -> Tensor:
         """Return all task keys, (tasks, dim)."""
-        return torch.stack(list(self.task_key)).detach()
+        return torch.stack([*self.task_key]).detach() if self.has_keys else self.g_prompt.new_empty(0, self.dim)
 
     def _stack(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return all E-Prompts and all normalised keys.

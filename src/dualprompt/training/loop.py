@@ -320,8 +320,10 @@ class _Loop:
         return result
 
     def _queries(self) -> str:
-        if not self.method.uses_frozen:
+        if self.method.trains_backbone:
             return "none: the backbone is trained"
+        if not self.method.uses_frozen:
+            return "none: every pass has prompts"
         if self.setup.feed.view.training_is_fixed:
             return "one pass an image, in its only view"
         return f"{self.config.train.query_view} view in training, one pass an image in evaluation"
