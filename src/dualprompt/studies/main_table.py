@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dualprompt.config import BUFFER_SIZE, RunConfig, compose, load_preset, read_value
+from dualprompt.config import BUFFER_SIZE, RunConfig, compose, load_preset, read_line
 from dualprompt.errors import DualPromptError
 from dualprompt.methods.base import METHODS, method_config
 from dualprompt.metrics import mean_and_deviation
@@ -100,25 +100,17 @@ def lines(
     sizes: Sequence[int | None] = buffers or paper.buffers(_benchmark(preset)) or [None]
     found = []
     for label in methods:
-        name, _, options = label.partition(":")
-        own = overrides | dict(_option(label, option) for option in options.split(":") if option)
+        name, options = read_line(label)
         rehearses = BUFFER_SIZE.removeprefix("method.") in METHODS[name].Config.model_fields
         for size in sizes if rehearses else [None]:
             at = {} if size is None else {BUFFER_SIZE: size}
             try:
-                config = compose(preset, recipe, own | at | {"method.name": name})
+                config = compose(preset, recipe, overrides | options | at | {"method.name": name})
                 kept = getattr(method_config(config.method), "buffer_size", None)
             except DualPromptError as error:
                 raise DualPromptError(f"{label}: {error}") from None
             found.append(Line(label, kept, config))
     return sorted(found, key=lambda line: (line.joint, line.buffer is None, line.buffer or 0))
-
-
-def _option(label: str, text: str) -> tuple[str, Any]:
-    key, equals, value = text.partition("=")
-    if not equals:
-        raise DualPromptError(f"--methods: write an option as name:option=value, found '{label}'")
-    return key if key.startswith("train.") else f"method.{key}", read_value(value)
 
 
 def _benchmark(preset: str) -> str:
