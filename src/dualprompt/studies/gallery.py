@@ -34,7 +34,7 @@ BYTES = 1_500_000  # of all pictures of a page
 QUALITIES = (85, 70, 50)  # of JPEG, the first at which the pictures fit
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Judged:
     """A run, and what it answered."""
 
@@ -127,7 +127,7 @@ def _explained(base: Judged, best: Judged, methods: int) -> str:
         )
     more = f" Of {methods} methods, {METHODS} are shown." if methods > METHODS else ""
     return (
-        f"For each task a few test pictures, {order}. They are chosen by a rule, evenly over the images of each kind, so "
+        f"For each task a few test pictures, {order}. They are chosen by a rule, evenly over the images of each kind: "
         "their shares say nothing of the accuracy: the table above does. ✓ is a right answer, ✗ a wrong one; the "
         f"percentage is how probable the method thinks its answer is.{more}"
     )
