@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dualprompt.training.group import Member
     from dualprompt.training.run import Run
 
+LISTED = 8  # pictures that are named on the terminal
 RUN_EXAMPLES = """\
 Every key of the config can be set with a dotted option: --train.epochs 10 --method.g_layers 1,2
 --benchmark.tasks 5 --evaluate.batch_size 64. A wrong key is answered with the nearest right one.
@@ -156,12 +157,13 @@ def conclude(options: argparse.Namespace, runs: list[Run], folder: Path) -> None
     results = [run.result() for run in runs]
     seeds = sorted({result["seed"] for result in results})
     shown = [result for result in results if result["seed"] == seeds[0]]
+    more = [f"  and {len(pictures) - LISTED} more, in the folders of the runs"] if len(pictures) > LISTED else []
     emit(
         options,
         publish.combined(runs, folder) | {"pictures": [str(path) for path in pictures]},
         *(tables.accuracy_matrix(result) for result in shown),
         fitting(results),
-        "\n".join(["pictures:", *(f"  {path}" for path in pictures)]),
+        "\n".join(["pictures:", *(f"  {path}" for path in pictures[:LISTED]), *more]),
     )
 
 

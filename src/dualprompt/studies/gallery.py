@@ -25,7 +25,7 @@ from dualprompt.training.predictions import Predictions
 from dualprompt.training.run import Run
 from dualprompt.training.setup import view_of
 
-EACH = 8  # pictures of a task
+EACH = 6  # pictures of a task: a row of the page
 MOST = 96  # pictures of a page
 METHODS = 5  # that answer on a card
 SIDE = 128  # pixels
@@ -122,8 +122,8 @@ def _explained(base: Judged, best: Judged, methods: int) -> str:
     order = f"first some that {best.name} gets right, then some that it gets wrong"
     if base is not best:
         order = (
-            f"first some that {best.name} gets right and {base.name} wrong, then some that both get right, some that "
-            f"no method gets right, and some that {best.name} gets wrong and another method right"
+            f"first some that {best.name} gets right and {base.name} wrong, then some that no method gets right, some "
+            f"that both get right, and some that {best.name} gets wrong and another method right"
         )
     more = f" Of {methods} methods, {METHODS} are shown." if methods > METHODS else ""
     return (
@@ -184,10 +184,10 @@ def chosen_images(
 ) -> list[list[int]]:
     """Return the rows of `each` images of every task, by what the best method, the baseline and anyone get right.
 
-    Of four kinds in turn: the best right and the baseline wrong; both right; nobody right; the best wrong and someone
+    Of four kinds in turn: the best right and the baseline wrong; nobody right; both right; the best wrong and someone
     right. Where one kind has too few, the others fill up. Within a kind they are spread evenly.
     """
-    kinds = (best & ~base, best & base, ~anyone, ~best & anyone)
+    kinds = (best & ~base, ~anyone, best & base, ~best & anyone)
     chosen = []
     for task in range(len(answers.counts)):
         here = answers.task.numpy() == task
