@@ -79,9 +79,9 @@ def test_every_answer_is_the_run_s(made: tuple[World, Path]) -> None:
             fits &= found[line].label == number
             fits &= (100 * found[line].probability - int(percent)).abs() <= 0.51
         assert fits.any()
-        pixels = np.array(
-            Image.open(io.BytesIO(base64.b64decode(re.search(r"base64,([^\"]+)", card)[1]))).convert("RGB")
-        )  # pyright: ignore[reportOptionalSubscript]
+        jpeg = re.search(r'base64,([^"]+)', card)
+        assert jpeg is not None
+        pixels = np.array(Image.open(io.BytesIO(base64.b64decode(jpeg[1]))))
         files = sorted((world.images / "test" / truth[1]).iterdir())
         shrunk = [np.array(Image.open(file).resize(pixels.shape[1::-1])).astype(float) for file in files]
         assert min(abs(each - pixels).mean() for each in shrunk) < 12  # JPEG of noise; of another image it is over 30
