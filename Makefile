@@ -1,6 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 SEEDS ?= 3
+METHODS ?= frozen-head,dualprompt,dualprompt:head=ridge:matching=gaussian
 DEMO := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
 .PHONY: install demo test test-slow lint clean
@@ -13,7 +14,7 @@ install: .venv/.installed
 	touch $@
 
 demo: install
-	$(BIN)/dualprompt run mini --seeds $(SEEDS) --out $(DEMO)
+	$(BIN)/dualprompt run mini --methods $(METHODS) --seeds $(SEEDS) --out $(DEMO)
 	$(BIN)/dualprompt report $(DEMO)
 
 lint: install

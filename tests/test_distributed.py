@@ -17,6 +17,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dualprompt.training import predictions
 from dualprompt.training.checkpoint import Checkpoints
 from dualprompt.training.distributed import share
 from sandbox import Life, World, shell, start
@@ -56,6 +57,10 @@ def assert_same(found: Path, alone: Path) -> None:
         assert state.keys() == truth.keys()
         for name, value in truth.items():
             torch.testing.assert_close(state[name], value, rtol=0, atol=1e-5, msg=lambda text, n=name: f"{n}: {text}")
+        answers, answered = (predictions.read(run / "predictions.safetensors") for run in (one, other))
+        for name in ("counts", "truth", "label", "selected"):
+            assert getattr(answers, name).equal(getattr(answered, name))
+        torch.testing.assert_close(answers.probability, answered.probability, rtol=0, atol=1e-4)
 
 
 def log_of(run: Path) -> list[dict[str, Any]]:

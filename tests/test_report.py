@@ -22,7 +22,7 @@ from dualprompt.studies.page import LARGEST
 from sandbox import World, call, contents, interrupted
 
 NAME = 'trees <b> & "leaves"'
-SECTIONS = ("results", "curves", "accuracy", "matching", "keys", "prompts", "size", "time", "config")
+SECTIONS = ("results", "curves", "accuracy", "pictures", "matching", "keys", "prompts", "size", "time", "config")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 

@@ -290,6 +290,18 @@ def read_value(text: str) -> Any:
     return value
 
 
+def read_line(text: str) -> tuple[str, dict[str, Any]]:
+    """Read a line of a comparison, NAME:OPTION=VALUE:train.OPTION=VALUE, as --methods says it: method and overrides."""
+    name, *options = text.split(":")
+    overrides = {}
+    for option in filter(None, options):
+        key, equals, value = option.partition("=")
+        if not equals:
+            raise DualPromptError(f"--methods: write an option as name:option=value, found '{text}'")
+        overrides[key if key.startswith("train.") else f"method.{key}"] = read_value(value)
+    return name, overrides
+
+
 def nested(dotted: str, value: Any) -> dict[str, Any]:
     """Return `{"a": {"b": value}}` for `a.b`."""
     *outer, last = dotted.split(".")

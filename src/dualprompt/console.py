@@ -22,11 +22,19 @@ class _Rate(ProgressColumn):
         unit = task.fields["unit"]
 
         def show(value: float) -> str:
-            return decimal(int(value)) if unit == "B" else f"{value:,.0f}"
+            return decimal(int(value)) if unit == "B" else f"{int(value + 1e-6):,}"  # half a run is none
 
         total = f"/{show(task.total)}" if task.total is not None else ""
         rate = f" {show(task.speed)}/s" if task.speed and task.speed >= 1 else ""  # slower work says so in words
         return Text(f"{show(task.completed)}{total} {'' if unit == 'B' else unit}{rate}", style="cyan")
+
+
+class _Left(TimeRemainingColumn):
+    """The time left, but for bars that count runs: there are few, of unlike length, and a remark says it better."""
+
+    def render(self, task: Task) -> Text:
+        """Show hours, minutes and seconds."""
+        return Text("") if task.fields["unit"] == "runs" else super().render(task)
 
 
 class _RichBar(Bar):
@@ -52,7 +60,7 @@ class Terminal(Progress):
             BarColumn(bar_width=24),
             _Rate(),
             TimeElapsedColumn(),
-            TimeRemainingColumn(),
+            _Left(),
             TextColumn("{task.fields[remark]}", style="dim"),
             console=self.console,
             transient=True,

@@ -13,6 +13,12 @@ def speaks() -> bool:
     return all(os.environ.get(rank, "0") == "0" for rank in ranks)
 
 
+def duration(seconds: float) -> str:
+    """Return how long something takes, in words that are about right."""
+    minutes = round(seconds / 60)
+    return f"{seconds:.0f} s" if minutes < 2 else f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"
+
+
 class Bar:
     """One piece of long work. This one shows nothing."""
 

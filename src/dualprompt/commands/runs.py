@@ -7,21 +7,24 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dualprompt.commands.common import DEVICE, PRECISION, Commands, add_devices, add_track, emit, trackers
+from dualprompt.commands.common import DEVICE, PRECISION, Commands, add_devices, add_track, emit, names, trackers
 from dualprompt.errors import DualPromptError
 from dualprompt.progress import speaks
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from dualprompt.training.group import Member
     from dualprompt.training.run import Run
 
+LISTED = 8  # pictures that are named on the terminal
 RUN_EXAMPLES = """\
 Every key of the config can be set with a dotted option: --train.epochs 10 --method.g_layers 1,2
 --benchmark.tasks 5 --evaluate.batch_size 64. A wrong key is answered with the nearest right one.
 
 examples:
   dualprompt run mini
+  dualprompt run mini --methods frozen-head,dualprompt,dualprompt:head=ridge --seeds 3
   dualprompt run split-cifar100 --backbone embedded --seeds 3
   dualprompt run my-photos.yaml --method.e_length 10 --skip-bad --json
 """
@@ -35,11 +38,15 @@ def add(commands: Commands) -> None:
     run.add_argument("preset", help="a preset (`dualprompt list presets`) or a YAML file")
     run.add_argument("--backbone", help="embedded, a known name, a hub id, or a weights file")
     run.add_argument("--method", help="see `dualprompt list methods` (default: the preset's)")
+    run.add_argument(
+        "--methods",
+        help="several side by side, with commas; NAME:OPTION=VALUE or NAME:train.OPTION=VALUE sets an option",
+    )
     run.add_argument("--recipe", help="one of the preset's recipes (`dualprompt list presets`)")
     run.add_argument("--seed", type=int, help="first seed (default: 0)")
     run.add_argument("--seeds", type=int, default=1, help="how many seeds, counted up from the first")
     run.add_argument("--out", type=Path, help="run directory (default: runs/PRESET-METHOD-TIME)")
-    run.add_argument("--no-baseline", action="store_true", help="do not run frozen-head beside the method")
+    run.add_argument("--no-baseline", action="store_true", help="do not run frozen-head beside the methods")
     run.add_argument("--skip-bad", action="store_true", help="leave out unreadable images and count them")
     add_devices(run)
     run.add_argument("--precision", help=PRECISION)
@@ -61,7 +68,6 @@ def add(commands: Commands) -> None:
 
 def do_run(options: argparse.Namespace) -> None:
     """Learn a benchmark."""
-    from dualprompt.config import compose, compose_beside
     from dualprompt.console import Terminal
     from dualprompt.files import runs_root
     from dualprompt.training import group
@@ -81,16 +87,50 @@ def do_run(options: argparse.Namespace) -> None:
         "track": trackers(options),
     }
     overrides |= {key: value for key, value in flags.items() if value is not None}
+    name, members = _one_method(options, overrides) if options.methods is None else _lines(options, overrides)
+    out = options.out or runs_root() / f"{Path(options.preset).stem}-{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    with Terminal() as terminal:
+        runs = group.start(members, out, terminal)
+    conclude(options, runs, out)
+
+
+def _one_method(options: argparse.Namespace, overrides: dict[str, Any]) -> tuple[str, list[Member]]:
+    """Return the name of a method, and the runs of it and of its baseline."""
+    from dualprompt.config import compose, compose_beside
+    from dualprompt.training import group
+
     first = compose(options.preset, options.recipe, overrides)
     configs = [first.model_copy(update={"seed": first.seed + n}) for n in range(options.seeds)]
-    name = f"{Path(options.preset).stem}-{first.method['name']}-{time.strftime('%Y%m%d-%H%M%S')}"
-    out = options.out or runs_root() / name
     baseline = False
     if not options.no_baseline:
         baseline = compose_beside(options.preset, options.recipe, overrides, group.BASELINE)
-    with Terminal() as terminal:
-        runs = group.start(group.plan(configs, baseline), out, terminal)
-    conclude(options, runs)
+    return first.method["name"], group.plan(configs, baseline)
+
+
+def _lines(options: argparse.Namespace, overrides: dict[str, Any]) -> tuple[str, list[Member]]:
+    """Return what several methods are called together, and the runs of all, the baseline's last if nobody asked."""
+    from dualprompt.config import compose, compose_beside, read_line
+    from dualprompt.methods.base import METHODS, method_config
+    from dualprompt.training import group
+
+    if "method.name" in overrides:
+        raise DualPromptError("choose methods with --methods alone, without --method or --method.name")
+    asked = names(options.methods)
+    if not asked:
+        raise DualPromptError("--methods names no method; see `dualprompt list methods`")
+    lines = {}
+    for line in asked:
+        method, own = read_line(line)
+        METHODS[method]  # refuses a wrong name with the nearest right one
+        try:
+            lines[line] = compose(options.preset, options.recipe, overrides | own | {"method.name": method})
+            method_config(lines[line].method)
+        except DualPromptError as error:
+            raise DualPromptError(f"{line}: {error}") from None
+    if group.BASELINE not in lines and not options.no_baseline:
+        common = compose_beside(options.preset, options.recipe, overrides, group.BASELINE)
+        lines[group.BASELINE] = group.beside(lines[asked[0]], common)
+    return f"{len(lines)}-methods" if len(lines) > 1 else read_line(asked[0])[0], group.plan_lines(lines, options.seeds)
 
 
 def do_resume(options: argparse.Namespace) -> None:
@@ -104,26 +144,26 @@ def do_resume(options: argparse.Namespace) -> None:
     elsewhere = {key: value for key, value in places.items() if value is not None}
     with Terminal() as terminal:
         runs = group.resume(options.run, terminal, elsewhere)
-    conclude(options, runs)
+    conclude(options, runs, options.run)
 
 
-def conclude(options: argparse.Namespace, runs: list[Run]) -> None:
-    """Write and print what finished runs have to show."""
+def conclude(options: argparse.Namespace, runs: list[Run], folder: Path) -> None:
+    """Write and print what the finished runs of a folder have to show."""
     if not speaks():
         return
     from dualprompt.studies import publish, tables
 
-    folder = group_folder(runs)
     pictures = publish.publish_group(runs, folder)
     results = [run.result() for run in runs]
     seeds = sorted({result["seed"] for result in results})
     shown = [result for result in results if result["seed"] == seeds[0]]
+    more = [f"  and {len(pictures) - LISTED} more, in the folders of the runs"] if len(pictures) > LISTED else []
     emit(
         options,
         publish.combined(runs, folder) | {"pictures": [str(path) for path in pictures]},
         *(tables.accuracy_matrix(result) for result in shown),
         fitting(results),
-        "\n".join(["pictures:", *(f"  {path}" for path in pictures)]),
+        "\n".join(["pictures:", *(f"  {path}" for path in pictures[:LISTED]), *more]),
     )
 
 
@@ -136,12 +176,6 @@ def fitting(results: list[dict[str, Any]]) -> Table:
     console, table = Console(), tables.headline(results)
     too_wide = console.is_terminal and tables.wide(table) > console.width
     return tables.headline(results, brief=True) if too_wide else table
-
-
-def group_folder(runs: list[Run]) -> Path:
-    """Return the folder that holds all runs of a group; with one seed that is the first run's own."""
-    first = runs[0].folder
-    return first if all(run.folder.is_relative_to(first) for run in runs) else first.parent
 
 
 def do_eval(options: argparse.Namespace) -> None:
@@ -185,4 +219,4 @@ def do_show(options: argparse.Namespace) -> None:
     """Show a finished run."""
     from dualprompt.studies.publish import finished_runs
 
-    conclude(options, finished_runs(options.run))
+    conclude(options, finished_runs(options.run), options.run)

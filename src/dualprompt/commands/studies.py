@@ -234,9 +234,11 @@ def do_study(options: argparse.Namespace) -> None:
 
 def do_report(options: argparse.Namespace) -> None:
     """Write a page about runs and studies."""
+    from dualprompt.console import Terminal
     from dualprompt.studies.report import report
 
-    path = report(options.paths, options.out)
+    with Terminal() as terminal:
+        path = report(options.paths, options.out, terminal)
     emit(options, {"report": str(path)}, str(path))
 
 

@@ -60,7 +60,7 @@ def gallery(
     for row, name in enumerate(names):
         top = MARGIN + row * step
         pen.text((MARGIN, top + side / 2), name, fill="black", font=font, anchor="lm")
-        for column, index in enumerate(_spread(np.flatnonzero(images.labels == row), per_class)):
+        for column, index in enumerate(spread(np.flatnonzero(images.labels == row), per_class)):
             picture = _picture(images, index, side)
             x, y = (side - picture.width) // 2, (side - picture.height) // 2
             canvas.paste(picture, (left + column * step + x, top + y))
@@ -132,8 +132,8 @@ def _shortened(name: str) -> str:
     return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
 
 
-def _spread(indices: np.ndarray, count: int) -> list[int]:
-    """At most `count` of `indices`, evenly spaced."""
+def spread(indices: np.ndarray, count: int) -> list[int]:
+    """Return at most `count` of `indices`, evenly spaced."""
     count = min(count, len(indices))
     return [int(indices[place * len(indices) // count]) for place in range(count)]
 

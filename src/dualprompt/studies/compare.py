@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from dualprompt.config import flat
+from dualprompt.errors import DualPromptError
 from dualprompt.studies.publish import combined
 from dualprompt.studies.sheet import Column, Sheet
-from dualprompt.studies.tables import ABSENT, METRICS, label
+from dualprompt.studies.tables import ABSENT, METRICS, by_method, label
 from dualprompt.training.group import BASELINE
 from dualprompt.training.run import Run
 
@@ -33,6 +34,11 @@ def compare(one: Sequence[Run], other: Sequence[Run]) -> dict[str, Any]:
 
 def _side(runs: Sequence[Run]) -> dict[str, Any]:
     main = [run for run in runs if run.config().method["name"] != BASELINE] or list(runs)
+    methods = list(by_method([run.result() for run in main]))
+    if len(methods) > 1:
+        raise DualPromptError(
+            f"the folder holds several methods ({', '.join(methods)}); give the folder of a run, as {main[0].folder}"
+        )
     config = main[0].config().model_dump(mode="json", exclude={"seed"})
     seeds = [run.config().seed for run in main]
     folder = main[0].folder if len(main) == 1 else main[0].folder.parent

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dualprompt.config import BUFFER_SIZE, RunConfig, compose, load_preset, read_value
+from dualprompt.config import BUFFER_SIZE, RunConfig, compose, load_preset, read_line
 from dualprompt.errors import DualPromptError
 from dualprompt.methods.base import METHODS, method_config
 from dualprompt.metrics import mean_and_deviation
@@ -110,13 +110,12 @@ def lines(
     sizes: Sequence[int | None] = buffers or paper.buffers(_benchmark(preset)) or [None]
     found = []
     for label in methods:
-        name, _, options = label.partition(":")
-        own = overrides | dict(_option(label, option) for option in options.split(":") if option)
+        name, options = read_line(label)
         rehearses = BUFFER_SIZE.removeprefix("method.") in METHODS[name].Config.model_fields
         for size in sizes if rehearses else [None]:
             at = {} if size is None else {BUFFER_SIZE: size}
             try:
-                config = compose(preset, recipe, own | at | {"method.name": name})
+                config = compose(preset, recipe, overrides | options | at | {"method.name": name})
                 kept = getattr(method_config(config.method), "buffer_size", None)
             except DualPromptError as error:
                 raise DualPromptError(f"{label}: {error}") from None
@@ -130,13 +129,6 @@ def _budget(config: RunConfig, preset: str, recipe: str | None, overrides: dict[
     epochs = config.train.epochs * method_config(config.method).model_dump().get("epochs_factor", 1)
     usual = compose(preset, recipe, overrides | {"method.name": "ft-seq"}).train.epochs
     return f"joint, {'same budget' if epochs == usual else 'longer' if epochs > usual else 'shorter'}"
-
-
-def _option(label: str, text: str) -> tuple[str, Any]:
-    key, equals, value = text.partition("=")
-    if not equals:
-        raise DualPromptError(f"--methods: write an option as name:option=value, found '{label}'")
-    return key if key.startswith("train.") else f"method.{key}", read_value(value)
 
 
 def _benchmark(preset: str) -> str:

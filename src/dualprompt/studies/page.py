@@ -55,6 +55,36 @@ class Photo:
 
 
 @dataclass(frozen=True)
+class Answer:
+    """What a method says of a picture."""
+
+    method: str
+    said: str
+    percent: int  # how sure it is
+    right: bool
+    remark: str = ""
+
+
+@dataclass(frozen=True)
+class Card:
+    """A small picture, what it shows, and what is said of it."""
+
+    jpeg: str  # base64
+    truth: str
+    answers: tuple[Answer, ...]
+    coarse: bool = False  # so few pixels that they are shown as squares
+
+
+@dataclass(frozen=True)
+class Strip:
+    """Pictures side by side."""
+
+    title: str
+    cards: tuple[Card, ...]
+    kind: str = "strip"
+
+
+@dataclass(frozen=True)
 class Code:
     """Something to read when one wants to, folded away."""
 
@@ -63,7 +93,7 @@ class Code:
     kind: str = "code"
 
 
-Item = Text | Shown | Drawn | Photo | Code
+Item = Text | Shown | Drawn | Photo | Strip | Code
 
 
 @dataclass

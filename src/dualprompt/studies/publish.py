@@ -17,11 +17,13 @@ from dualprompt.studies.pictures import save
 from dualprompt.training.group import BASELINE, is_run, members_of
 from dualprompt.training.run import Run
 
+COMMON = ("benchmark", "backbone", "tasks")  # of all methods of a group
+
 
 def finished_runs(folder: Path) -> list[Run]:
     """Return the finished runs of a folder: one, or those of its group."""
     refuse_other_folders(folder)
-    runs = [Run(folder / member.folder) for member in members_of(folder)]
+    runs = [member.run(folder) for member in members_of(folder)]
     if not all(run.finished for run in runs):
         resume = f"dualprompt resume {shlex.quote(str(folder))}"
         raise DualPromptError(f"run {folder} is not finished; continue it with: {resume}")
@@ -72,13 +74,22 @@ def publish_group(runs: Sequence[Run], folder: Path) -> list[Path]:
 
 
 def combined(runs: Sequence[Run], folder: Path) -> dict[str, Any]:
-    """Return one object for `--json`: the method's numbers, as means over seeds, with the baseline's beside them."""
+    """Return one object for `--json`: the method's numbers, as means over seeds, with the baseline's beside them.
+
+    Where there are several methods, each stands in `methods`, and the object itself says only what they have in common.
+    """
     results = [run.result() for run in runs]
-    main = [r for r in results if r["method"] != BASELINE] or results
-    baseline = [r for r in results if r["method"] == BASELINE] if main is not results else []
-    value = _over_seeds(main) | {"run_dir": str(folder)}
+    methods = {name: _over_seeds(group) for name, group in tables.by_method(results).items()}
+    baseline = methods[BASELINE] if len(methods) > 1 and BASELINE in methods else None
+    main = [each for each in methods.values() if each is not baseline]
+    if len(main) == 1:
+        value = main[0]
+    else:
+        common = {key: results[0][key] for key in COMMON} | {"seed": sorted({result["seed"] for result in results})}
+        value = common | {"methods": [{"line": name} | each for name, each in methods.items()]}
     return value | {
-        "baseline": _over_seeds(baseline) if baseline else None,
+        "run_dir": str(folder),
+        "baseline": baseline,
         "runs": [str(run.folder) for run in runs],
     }
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dualprompt.errors import DualPromptError
+from dualprompt.progress import SILENT, Progress
 from dualprompt.studies import page, results
 from dualprompt.studies.publish import finished_runs
 from dualprompt.studies.sections import Labelled, of_runs, of_study
@@ -14,7 +15,7 @@ from dualprompt.training import group
 from dualprompt.training.run import config_digest
 
 
-def report(paths: Sequence[Path], out: Path | None = None) -> Path:
+def report(paths: Sequence[Path], out: Path | None = None, progress: Progress = SILENT) -> Path:
     """Write a page about the runs, groups of runs and studies in `paths`; return its place."""
     if not paths:
         raise DualPromptError("give the folder of a run or a study")
@@ -25,7 +26,7 @@ def report(paths: Sequence[Path], out: Path | None = None) -> Path:
             raise DualPromptError(f"{path} holds neither a run (manifest.json) nor a study (study.json)")
     studies = [path for path in paths if results.is_study(path)]
     labelled = _labelled([path for path in paths if path not in studies])
-    sections = of_runs(labelled) if labelled else []
+    sections = of_runs(labelled, progress) if labelled else []
     for number, path in enumerate(studies):
         name = results.read(path)["study"]
         taken = any(section.name == name for section in sections)

@@ -9,7 +9,8 @@ from pathlib import Path
 import yaml
 
 from dualprompt.files import read_json
-from dualprompt.studies import figures, results
+from dualprompt.progress import SILENT, Progress
+from dualprompt.studies import figures, gallery, results
 from dualprompt.studies.page import Code, Drawn, Item, Photo, Section, Shown, Text
 from dualprompt.studies.prompts_tsne import collect, plane
 from dualprompt.studies.publish import task_keys
@@ -20,14 +21,15 @@ from dualprompt.training.run import Run
 Labelled = list[tuple[Run, Result]]  # runs and their results, whose labels tell settings apart
 
 
-def of_runs(labelled: Labelled) -> list[Section]:
+def of_runs(labelled: Labelled, progress: Progress = SILENT) -> list[Section]:
     """Return what there is to say of finished runs."""
     results = [result for _, result in labelled]
     judged = [*results, *(again for run, result in labelled for again in _judged_again(run, result))]
     sections = [
-        Section("results", "Results", [Shown(headline_sheet(judged))]),
+        Section("results", "Results", [Shown(headline_sheet(judged)), Text(_explained(results))]),
         Section("curves", "Over the tasks", _curves(results)),
         Section("accuracy", "Accuracy matrices", _matrices(results)),
+        Section("pictures", "Test pictures", gallery.items(labelled, progress)),
         Section("matching", "Which E-Prompt is selected", _matching(labelled)),
         Section("keys", "Task keys", _keys(labelled)),
         Section("prompts", "Prompts", _prompts(labelled)),
@@ -36,6 +38,16 @@ def of_runs(labelled: Labelled) -> list[Section]:
         Section("config", "Configuration and environment", _environment([run for run, _ in labelled])),
     ]
     return [section for section in sections if section.items]
+
+
+def _explained(results: Sequence[Result]) -> str:
+    """Say what the columns of the first table are."""
+    text = (
+        "A is the accuracy after the last task, the mean over all tasks; images are classified among all classes. F is "
+        "forgetting: how far the accuracy on a task fell from its best, the mean over all tasks but the last."
+    )
+    seeds = len({result["seed"] for result in results})
+    return text if seeds == 1 else f"{text} ± is the standard deviation over {seeds} seeds, not the error of the mean."
 
 
 def _judged_again(run: Run, result: Result) -> list[Result]:

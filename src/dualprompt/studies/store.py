@@ -25,7 +25,7 @@ from dualprompt.config import RunConfig
 from dualprompt.data.stream import build_stream
 from dualprompt.errors import DualPromptError, InterruptedRunError
 from dualprompt.files import INHERITED, digest, disk_errors, held, sweep, write_json
-from dualprompt.progress import SILENT, Bar, Progress
+from dualprompt.progress import SILENT, Bar, Progress, duration
 from dualprompt.training import group
 from dualprompt.training.loop import train
 from dualprompt.training.run import Identity, Run, config_digest
@@ -162,15 +162,10 @@ class _Tally:
         self.done.append(Obtained(asked.run, asked.config, error))
         seconds = (time.monotonic() - self.began) / len(self.done)
         left = seconds * (self.total - len(self.done))
-        pace = f"{seconds:.0f} s a run" + (f", about {_duration(left)} left" if left else "")
+        pace = f"{seconds:.0f} s a run" + (f", about {duration(left)} left" if left else "")
         self.bar.advance()
         self.bar.say(pace)
         self.progress.note(f"[{len(self.done)}/{self.total}] {asked.name}: {outcome} ({pace})")
-
-
-def _duration(seconds: float) -> str:
-    minutes = round(seconds / 60)
-    return f"{seconds:.0f} s" if minutes < 2 else f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"
 
 
 def one_by_one(missing: Sequence[Obtained], progress: Progress, count: Count, patience: float = 0) -> None:

@@ -28,14 +28,14 @@ METRICS = (
 
 
 def label(result: Result) -> str:
-    """Return what tables call a result: its method, and how it selects where that is not `query`.
+    """Return what tables call a result: its line of a comparison, or method, and how it selects unless by `query`.
 
     Whoever sets results of one method side by side gives them a `label` to tell them apart.
     """
     if "label" in result:
         return result["label"]
-    selection = result.get("selection")
-    return result["method"] if selection in (None, "query") else f"{result['method']} ({selection})"
+    name, selection = result.get("line", result["method"]), result.get("selection")
+    return name if selection in (None, "query") else f"{name} ({selection})"
 
 
 def by_method(results: Sequence[Result]) -> dict[str, list[Result]]:
@@ -116,8 +116,8 @@ def headline_csv(results: Sequence[Result]) -> str:
     writer = csv.writer(out)
     writer.writerow(["method", "selection", "benchmark", "backbone", "recipe", "seed", *keys, "trained_parameters"])
     for r in results:
-        about = [r[key] for key in ("method", "selection", "benchmark", "backbone", "recipe", "seed")]
-        writer.writerow([*about, *(r[key] for key in keys), r["parameters"]["trained"]])
+        about = [r[key] for key in ("selection", "benchmark", "backbone", "recipe", "seed")]
+        writer.writerow([r.get("line", r["method"]), *about, *(r[key] for key in keys), r["parameters"]["trained"]])
     return out.getvalue()
 
 

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from dualprompt.data.images import Images
 from dualprompt.data.stream import Subset
-from dualprompt.methods.base import Method, Selection
+from dualprompt.methods.base import Method, Prediction, Selection
 from dualprompt.metrics import summarise
 from dualprompt.progress import SILENT, Progress
 from dualprompt.training.checkpoint import of_method, read
 from dualprompt.training.distributed import total
 from dualprompt.training.feed import Feed
+from dualprompt.training.predictions import Predictions
 from dualprompt.training.run import Run
 from dualprompt.training.setup import Setup
 from dualprompt.training.steps import Inputs, Steps
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,35 @@ class Score:
         return None if self.matched is None else 100 * self.matched / self.images
 
 
+class Answers:
+    """Room on the device for the answers to every judged image. Processes fill in their own, and zeros elsewhere."""
+
+    def __init__(self, subsets: Sequence[Subset], device: torch.device) -> None:
+        self.subsets = subsets
+        images = sum(map(len, subsets))
+        self.whole = torch.zeros(2, images, dtype=torch.int64, device=device)  # class, and selected task + 1
+        self.probability = torch.zeros(images, dtype=torch.float32, device=device)
+
+    def note(self, rows: Tensor, prediction: Prediction) -> None:
+        """Note what was answered for the images at `rows`; this only queues work on the device."""
+        probability, label = prediction.logits.float().softmax(dim=1).max(dim=1)
+        self.whole[0, rows] = label
+        self.probability[rows] = probability
+        if prediction.selected is not None:
+            self.whole[1, rows] = prediction.selected.long() + 1
+
+    def gathered(self, fabric: Fabric) -> Predictions:
+        """Return the answers of all processes."""
+        label, selected = total(fabric, self.whole).cpu()
+        return Predictions(
+            counts=torch.tensor([len(subset) for subset in self.subsets]),
+            truth=torch.cat([subset.labels for subset in self.subsets]),
+            label=label,
+            probability=total(fabric, self.probability).cpu(),
+            selected=selected - 1,
+        )
+
+
 @torch.no_grad()
 def evaluate(
     method: Method,
@@ -49,10 +82,12 @@ def evaluate(
     subsets: Sequence[Subset],
     selection: Selection | None = None,
     progress: Progress = SILENT,
+    answers: Answers | None = None,
 ) -> list[Score]:
     """Judge the method on each seen task's images; `subsets[τ]` are those of task τ.
 
-    Every image counts exactly once, remainder batches included, over however many processes.
+    Every image counts exactly once, remainder batches included, over however many processes. `answers` takes down
+    what is said of each.
     """
     method.eval()
     chosen = selection or getattr(method.config, "selection", None)
@@ -60,27 +95,34 @@ def evaluate(
     counts = torch.zeros(2 + len(subsets), dtype=torch.int64, device=feed.fabric.device)
     scores = []
     steps: dict[Images, Steps] = {}
+    first = 0  # row of the task's first image among all
     with progress.bar("evaluate", sum(map(len, subsets)), "img") as bar:
         for task, subset in enumerate(subsets):
             images = subset.images
             if images not in steps:
-                judge = _judge(method, feed, images, chosen, counts)
+                judge = _judge(method, feed, images, chosen, counts, answers)
                 # A vote reads back which task won.
                 capturable = method.capturable and chosen != "batch_vote"
                 steps[images] = Steps(judge, feed.fabric, feed.config.evaluate.batch_size, capturable)
             counts.zero_()
             for inputs in feed.judging(subset, method.uses_frozen):
                 labels = inputs["labels"]
-                steps[images](inputs | {"task": torch.full_like(labels, task)})
+                steps[images](inputs | {"task": torch.full_like(labels, task), "row": first + inputs["row"]})
                 bar.advance(len(labels) * feed.fabric.world_size)
             correct, *selected, _ = total(feed.fabric, counts).tolist()
             picks = (selected[task], selected) if method.selections else (None, None)
             scores.append(Score(len(subset), correct, *picks))
+            first += len(subset)
     return scores
 
 
 def _judge(
-    method: Method, feed: Feed, images: Images, selection: Selection | None, counts: Tensor
+    method: Method,
+    feed: Feed,
+    images: Images,
+    selection: Selection | None,
+    counts: Tensor,
+    answers: Answers | None,
 ) -> Callable[[Inputs], None]:
     """Return the step that classifies a batch and counts; the true task reaches nobody but the oracle."""
 
@@ -93,6 +135,8 @@ def _judge(
         if prediction.selected is not None:
             place = 1 + prediction.selected.clamp(max=len(counts) - 2)
             counts.index_add_(0, place, torch.ones_like(place))
+        if answers is not None:
+            answers.note(inputs["row"], prediction)
 
     return judge
 

@@ -91,13 +91,13 @@ class Feed:
         return Course(self, subset, task, phase, number, buffer, frozen)
 
     def judging(self, subset: Subset, frozen: bool = True, shared: bool = True) -> Iterator[Inputs]:
-        """Yield the inputs of an evaluation's batches: this process's, or all of them."""
+        """Yield the inputs of an evaluation's batches, with their rows: this process's, or all of them."""
         known = self.features(subset) if frozen else None
         size = self.config.evaluate.batch_size
         starts = range(0, len(subset), size)
         for start in starts[self.fabric.global_rank :: self.fabric.world_size] if shared else starts:
             rows = torch.arange(start, min(start + size, len(subset)))
-            yield self.fixed(subset, rows, None if known is None else known[start : start + size])
+            yield self.fixed(subset, rows, None if known is None else known[start : start + size]) | {"row": rows}
 
     def fixed(self, subset: Subset, rows: Tensor, known: Tensor | None = None) -> Inputs:
         """Return the inputs of a batch that shows images of a subset as evaluation sees them."""

@@ -1,11 +1,12 @@
-"""Runs that belong together: a method and its no-prompt baseline, for one or several seeds."""
+"""Runs that belong together: methods and the no-prompt baseline, for one or several seeds."""
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,14 @@ from dualprompt.config import RunConfig, parse
 from dualprompt.data.stream import with_absolute_paths
 from dualprompt.errors import DualPromptError, InterruptedRunError, LostProcessError
 from dualprompt.files import LOCK, disk_errors, held, is_partial, read_json, sweep, write_json
-from dualprompt.methods.base import method_config
+from dualprompt.methods.base import METHODS, method_config
 from dualprompt.progress import SILENT, Progress, speaks
 from dualprompt.training.distributed import lost_process
 from dualprompt.training.loop import train
 from dualprompt.training.run import Run
 from dualprompt.training.setup import Setup, prepare, refuse_single_classes
 from dualprompt.training.tracking import require
+from dualprompt.training.watch import Watch
 
 BASELINE = "frozen-head"
 
@@ -31,6 +33,18 @@ class Member:
 
     folder: str
     config: RunConfig
+    line: str | None = None  # what tables call it, where that is more than its method
+
+    @property
+    def name(self) -> str:
+        """What notes call its method."""
+        return self.line or self.config.method["name"]
+
+    def run(self, folder: Path) -> Run:
+        """Return its run in the group's folder."""
+        run = Run(folder / self.folder)
+        run.line = self.line
+        return run
 
 
 def plan(configs: list[RunConfig], baseline: bool | RunConfig) -> list[Member]:
@@ -47,11 +61,36 @@ def plan(configs: list[RunConfig], baseline: bool | RunConfig) -> list[Member]:
         members.append(Member(folder, config))
         if baseline and config.method["name"] != BASELINE:
             own = config if isinstance(baseline, bool) else baseline
-            members.append(Member(str(Path(folder) / "baseline"), _beside(given, own)))
+            members.append(Member(str(Path(folder) / "baseline"), beside(given, own)))
     return members
 
 
-def _beside(config: RunConfig, own: RunConfig) -> RunConfig:
+def plan_lines(lines: Mapping[str, RunConfig], seeds: int) -> list[Member]:
+    """Lay out the runs of several methods, each under what tables call it, a folder for each.
+
+    Seed after seed, so that the methods share the images of one class order; in each as they were asked for.
+    """
+    members, folders = [], _folders(lines)
+    for number in range(seeds):
+        for line, given in lines.items():
+            require(given.track)
+            config = _resolved(given.model_copy(update={"seed": given.seed + number}))
+            folder = folders[line] if seeds == 1 else f"seed-{config.seed}/{folders[line]}"
+            members.append(Member(folder, config, None if line == config.method["name"] else line))
+    return members
+
+
+def _folders(lines: Mapping[str, RunConfig]) -> dict[str, str]:
+    """Return a folder's name for each line: what it is called, as far as every file system takes it."""
+    found: dict[str, str] = {}
+    for line in lines:
+        name = re.sub(r"[^\w+.=-]+", "-", line)[:80].rstrip(".-")
+        taken = sum(other == name or other.startswith(f"{name}~") for other in found.values())
+        found[line] = f"{name}~{taken + 1}" if taken else name
+    return found
+
+
+def beside(config: RunConfig, own: RunConfig) -> RunConfig:
     """Return the baseline beside a run: the training values of `own`, under the run's seed and recipe.
 
     Where the run says how logits are trained, that holds for both, so that tasks of one class are learned by both.
@@ -78,15 +117,31 @@ def start(members: list[Member], folder: Path, progress: Progress = SILENT) -> l
     """Run every member of a new group in `folder`."""
     _refuse_filled(folder)
     first = prepare(members[0].config, progress)  # whatever is wrong shows before anything is written
-    for member in members:
-        refuse_single_classes(method_config(member.config.method), first.stream)
+    _refuse_unfit(members, first)
     folder = Path(first.fabric.broadcast(str(folder)))  # processes may disagree about a name with the time in it
     with _alone(folder):
         if first.fabric.is_global_zero:
             _refuse_filled(folder)  # by another process, since we looked
-            listing = [{"folder": m.folder, "config": m.config.model_dump(mode="json")} for m in members]
+            listing = [_listed(member) for member in members]
             write_json(folder / "group.json", {"members": listing})
         return _run(members, folder, progress, first)
+
+
+def _refuse_unfit(members: list[Member], first: Setup) -> None:
+    """Refuse methods that do not fit the tasks or the backbone, all of them before the first is trained."""
+    backbone, seen = None, [members[0].config.method]
+    for member in members:
+        options = method_config(member.config.method)
+        refuse_single_classes(options, first.stream)
+        if member.config.method not in seen:
+            seen.append(member.config.method)
+            backbone = backbone or first.pretrained()
+            METHODS[options.name](options, backbone)
+
+
+def _listed(member: Member) -> dict[str, Any]:
+    entry = {"folder": member.folder, "config": member.config.model_dump(mode="json")}
+    return entry if member.line is None else entry | {"line": member.line}
 
 
 def _refuse_filled(folder: Path) -> None:
@@ -116,11 +171,12 @@ def resume(folder: Path, progress: Progress = SILENT, elsewhere: dict[str, Any] 
     precision.
     """
     members = [
-        Member(m.folder, elsewhere_config(folder / m.folder, m.config, elsewhere or {})) for m in members_of(folder)
+        replace(member, config=elsewhere_config(folder / member.folder, member.config, elsewhere or {}))
+        for member in members_of(folder)
     ]
     if all((folder / m.folder / "result.json").is_file() for m in members):
         sweep(folder)
-        return [Run.open(folder / member.folder) for member in members]
+        return [member.run(folder) for member in members]
     for member in members:
         require(member.config.track)
     with _alone(folder):
@@ -148,11 +204,12 @@ def members_of(folder: Path) -> list[Member]:
             or "config" not in entry
             or Path(place).is_absolute()
             or ".." in Path(place).parts
+            or not isinstance(entry.get("line"), str | None)
         ):
             raise DualPromptError(f"{listing} is damaged (it names no proper member); restore it or start a new run")
         begun = (folder / entry["folder"] / "manifest.json").is_file()
         config = Run(folder / entry["folder"]).config() if begun else parse(RunConfig, entry["config"])
-        members.append(Member(entry["folder"], config))
+        members.append(Member(entry["folder"], config, entry.get("line")))
     return members
 
 
@@ -162,22 +219,26 @@ def is_run(folder: Path) -> bool:
 
 
 def _run(members: list[Member], folder: Path, progress: Progress, first: Setup | None) -> list[Run]:
-    setup = first
-    for number, member in enumerate(members):
-        run = Run(folder / member.folder)
-        if not run.finished:
+    setup, runs = first, [member.run(folder) for member in members]
+    finished = [run.finished for run in runs]
+    with progress.bar("all runs", len(members), "runs", done=sum(finished)) as bar:
+        waiting = [(m.name, m.config.seed) for m, done in zip(members, finished, strict=True) if not done]
+        watch = Watch(waiting, len(members), bar)
+        for number, (member, run) in enumerate(zip(members, runs, strict=True)):
+            if finished[number]:
+                continue
             if run.manifest_path.is_file():
                 run.check_backbone()  # before its images, which may have been replaced as well
             if setup is None or number > 0:
                 setup = prepare(member.config, progress, share=setup)
             shown = progress if setup.fabric.is_global_zero else SILENT
-            name, seed = member.config.method["name"], member.config.seed
             with nullcontext() if run.folder == folder else _alone(run.folder):
                 _begin(run, member.config, setup)
-                shown.note(f"[{number + 1}/{len(members)}] {name}, seed {seed} → {run.folder}")
+                place = f"[{number + 1}/{len(members)}] {member.name}, seed {member.config.seed} → {run.folder}"
+                shown.note(place + watch.begin(len(setup.stream.tasks)))
                 with _continued_by(f"dualprompt resume {shlex.quote(str(folder))}"):
-                    train(setup, run, shown)
-    return [Run(folder / member.folder) for member in members]
+                    train(setup, run, shown, watch.learned)
+    return runs
 
 
 def _begin(run: Run, config: RunConfig, setup: Setup) -> None:
@@ -204,8 +265,3 @@ def _continued_by(command: str) -> Iterator[None]:
         raise LostProcessError(
             f"another process of this run ended, so this one did; continue from the last checkpoint with: {command}"
         ) from error
-
-
-def results(runs: list[Run]) -> list[dict[str, Any]]:
-    """Return the results of finished runs."""
-    return [run.result() for run in runs]

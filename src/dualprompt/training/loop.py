@@ -20,10 +20,11 @@ from dualprompt.methods.base import Batch, Method, Phase, TaskView
 from dualprompt.metrics import summarise
 from dualprompt.progress import SILENT, Bar, Progress
 from dualprompt.seeds import derive
+from dualprompt.training import predictions
 from dualprompt.training.buffer import Buffer, part
 from dualprompt.training.checkpoint import BUFFER, Position, State, of_buffer, of_method, restore_optimiser
 from dualprompt.training.distributed import distribute, total
-from dualprompt.training.evaluate import evaluate
+from dualprompt.training.evaluate import Answers, evaluate
 from dualprompt.training.feed import Course
 from dualprompt.training.material import material, union
 from dualprompt.training.run import Run
@@ -32,16 +33,21 @@ from dualprompt.training.steps import Inputs, Steps, on_device
 from dualprompt.training.tracking import tracked
 
 
-def train(setup: Setup, run: Run, progress: Progress = SILENT) -> dict[str, Any]:
+def train(
+    setup: Setup, run: Run, progress: Progress = SILENT, learned: Callable[[int], None] | None = None
+) -> dict[str, Any]:
     """Learn every task of the stream, judging all seen tasks after each; return and write the result.
 
-    A run that was begun before continues where its last checkpoint stands, to the same result.
+    A run that was begun before continues where its last checkpoint stands, to the same result. `learned` hears after
+    each task how many are behind it.
     """
-    loop = _Loop(setup, run, progress)
+    loop = _Loop(setup, run, progress, keeps_predictions=True)
     with tracked(run, loop.config.track if loop.writes else (), progress):
         with _stop_signals(loop):
             for task in setup.stream.tasks[loop.position.task :]:
                 loop.learn(task)
+                if learned is not None:
+                    learned(loop.position.task)
         return loop.finish()
 
 
@@ -60,8 +66,9 @@ def extend(setup: Setup, run: Run, progress: Progress = SILENT) -> None:
 class _Loop:
     """The state of a run while it runs: method, buffer, position."""
 
-    def __init__(self, setup: Setup, run: Run, progress: Progress) -> None:
+    def __init__(self, setup: Setup, run: Run, progress: Progress, keeps_predictions: bool = False) -> None:
         self.setup, self.run, self.progress = setup, run, progress
+        self.keeps_predictions = keeps_predictions
         self.config, self.method, self.fabric = setup.config, setup.method, setup.fabric
         self.stop_asked: str | None = None
         self.saved_at = time.monotonic()
@@ -233,7 +240,9 @@ class _Loop:
         subsets = self.setup.judged(task.index + 1)
         began = time.monotonic()
         judged = all(map(len, subsets))
-        scores = evaluate(self.method, self.setup.feed, subsets, progress=self.progress) if judged else []
+        answers = self._answers(task, subsets) if judged else None
+        feed = self.setup.feed
+        scores = evaluate(self.method, feed, subsets, progress=self.progress, answers=answers) if judged else []
         accuracy = [score.accuracy for score in scores]
         matching = [score.matching for score in scores if score.matching is not None]
         if self.writes:
@@ -257,6 +266,10 @@ class _Loop:
             matching=[*self.position.matching, matching],
             confusion=[score.selected for score in scores if score.selected is not None],
         )
+        if answers is not None:
+            found = answers.gathered(self.fabric)
+            if self.writes:  # before the checkpoint: what comes after it is not judged again
+                predictions.write(self.run.predictions_path, found)
         if self.writes:
             self.run.checkpoints.save_task(self.position, self._state(), self.before)
         self.before = {name: value.clone() for name, value in self._state().items()}
@@ -264,6 +277,11 @@ class _Loop:
             self.progress.note(_sentence(task, accuracy, matching))
         if self._stop_asked():  # during the evaluation
             raise self._stopped()
+
+    def _answers(self, task: Task, subsets: list[Subset]) -> Answers | None:
+        """Return room for what the finished method answers, image by image."""
+        last = task.index == self.setup.stream.tasks[-1].index
+        return Answers(subsets, self.fabric.device) if self.keeps_predictions and last else None
 
     def _due(self, epoch_ends: bool) -> bool:
         """Return whether to save: now and then, and at an epoch's end unless that was done a moment ago."""

@@ -83,6 +83,7 @@ class Run:
     def __init__(self, folder: Path, first: int = 0, begin: State | None = None) -> None:
         self.folder = folder
         self.checkpoints = Checkpoints(folder / "checkpoints", first, begin)
+        self.line: str | None = None  # what tables call it, where that is more than its method
         self.listener: Callable[[dict[str, Any]], None] | None = None  # hears what is logged, and the result
 
     @property
@@ -99,6 +100,11 @@ class Run:
     def result_path(self) -> Path:
         """The final numbers; there when the run is finished."""
         return self.folder / "result.json"
+
+    @property
+    def predictions_path(self) -> Path:
+        """What the finished run answered for every test image."""
+        return self.folder / "predictions.safetensors"
 
     @classmethod
     def create(
@@ -192,7 +198,8 @@ class Run:
                 f"run {self.folder} is not finished; "
                 f"continue it with: dualprompt resume {shlex.quote(str(self.folder))}"
             )
-        return read_json(self.result_path, "method", "tasks", "accuracy_matrix", "parameters")
+        result = read_json(self.result_path, "method", "tasks", "accuracy_matrix", "parameters")
+        return result if self.line is None else result | {"line": self.line}
 
     def log(self, **event: Any) -> None:
         """Append one line to the log."""
