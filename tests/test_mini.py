@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib.util
+import json
 import shutil
 import zipfile
 from functools import lru_cache
@@ -14,6 +15,7 @@ from dualprompt.data.datasets import mini
 from dualprompt.data.sources import DATASETS, GROUPS, ArraySource, Dataset, Split
 from dualprompt.errors import DualPromptError
 from dualprompt.files import packaged
+from dualprompt.learner import ContinualLearner
 from sandbox import call
 
 NAMES = GROUPS["mini"]
@@ -123,3 +125,28 @@ def test_the_same_pictures_are_packed_into_the_same_bytes(tmp_path: Path):
         assert {member.compress_type for member in pack.infolist()} == {zipfile.ZIP_STORED}
         pack.extractall(tmp_path / "pictures")
     assert tool.pack(tmp_path / "pictures", tmp_path / "again.zip") == mini.SHA256
+
+
+def test_the_embedded_backbone_tells_leaves_it_has_hardly_seen():
+    """Weights, normalisation, size and labels all fit: three pictures a class, nearest class mean, 224 pixels."""
+    dataset, learner = loaded("mini-leaves"), ContinualLearner(method="simple-cil", device="cpu")
+    assert learner.side == 224
+
+    def some(split: Split, count: int) -> dict[str, list[np.ndarray]]:
+        return {
+            name: list(pixels(split)[split.labels == label][:count]) for label, name in enumerate(dataset.classes[:5])
+        }
+
+    learner.learn(some(dataset.train, 3))
+    assert learner.evaluate(some(dataset.test, 3)).accuracy > 75  # chance is 20
+
+
+def test_the_preset_runs_from_end_to_end(tmp_path: Path):
+    """All five tasks in their order, with the baseline; few images and few pixels, for time."""
+    little = ("--benchmark.train_per_class", 2, "--train.epochs", 1, "--backbone.input_size", 32, "--device", "cpu")
+    done = call("run", "mini", *little, "--out", tmp_path / "run")
+    assert done.code == 0, done.err
+    for folder in (tmp_path / "run", tmp_path / "run" / "baseline"):
+        result = json.loads((folder / "result.json").read_text())
+        assert result["tasks"] == list(NAMES)
+        assert [len(row) for row in result["accuracy_matrix"]] == [1, 2, 3, 4, 5]
