@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dualprompt.files import read_json, write_json
+from dualprompt.files import write_json
 from dualprompt.metrics import mean_and_deviation
 from dualprompt.studies import figures, paper
 from dualprompt.studies.sheet import Column, Sheet
@@ -56,7 +56,7 @@ def perfect(lab: Lab, row: Row) -> list[dict[str, Any]]:
             setup = prepare(group.elsewhere_config(each.run.folder, each.config, {}), lab.progress, share=setup)
             each.run.check_same(setup.identity)
             write_json(kept, evaluate_again(setup, Run(each.run.folder), "oracle", lab.progress))
-        results.append(read_json(kept, "accuracy_matrix", "average_accuracy", "forgetting"))
+        results.append(each.run.read_result(kept))
     return results
 
 

@@ -112,7 +112,7 @@ def evaluate_again(setup: Setup, run: Run, selection: Selection | None, progress
     last = matching[-1] if method.selections else None
     return {
         **result,
-        **summarise(accuracy, last),
+        **summarise(accuracy, last, [score.images for score in scores]),
         "accuracy_matrix": accuracy,
         "matching_matrix": matching if method.selections else None,
         "matching_confusion": [score.selected for score in scores] if method.selections else None,

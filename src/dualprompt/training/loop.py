@@ -282,6 +282,7 @@ class _Loop:
     def finish(self) -> dict[str, Any]:
         """Return the final numbers, writing them where that has not been done."""
         matching = self.position.matching if self.method.selections else None
+        images = [len(subset) for subset in self.setup.judged(len(self.position.accuracy))]
         result = {
             "method": self.method.config.name,
             "benchmark": self.config.benchmark.name,
@@ -289,7 +290,8 @@ class _Loop:
             "recipe": self.config.train.recipe,
             "seed": self.config.seed,
             "tasks": [task.name for task in self.setup.stream.tasks],
-            **summarise(self.position.accuracy, matching[-1] if matching else None),
+            **summarise(self.position.accuracy, matching[-1] if matching else None, images),
+            "judged_images": images,
             "accuracy_matrix": self.position.accuracy,
             "matching_matrix": matching,
             "matching_confusion": self.position.confusion or None,
