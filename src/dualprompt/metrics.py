@@ -97,7 +97,7 @@ def summarise(
 ) -> dict[str, float | None]:
     """Return every metric of a finished run.
 
-    `matching` is the last row of per-task matching accuracies; `images` says how many were judged of each task, if known.
+    `matching` is the last row of per-task matching accuracies; `images` are the numbers judged of each task, if known.
     """
     return {
         "average_accuracy": average_accuracy(S),

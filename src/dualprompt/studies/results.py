@@ -26,6 +26,7 @@ def publish(study: Study, lab: Lab, outcome: Outcome) -> dict[str, Any]:
         "title": study.title,
         "paper": study.summary,
         "finding": outcome.finding,
+        "verdicts": [verdict.plain() for verdict in outcome.verdicts],
         "preset": lab.preset,
         "benchmark": config.benchmark.name,
         "backbone": config.backbone.name,

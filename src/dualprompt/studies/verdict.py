@@ -62,12 +62,19 @@ def over_seeds(gaps: Sequence[float], one: float | None = None) -> Difference | 
     return Difference(mean, deviation, len(gaps), margin)
 
 
-def paired(results: Iterable[Mapping[str, Any]], others: Iterable[Mapping[str, Any]]) -> Difference | None:
-    """Compare the accuracies A of two lists of results over the seeds that both have; None if there is none."""
+Results = Iterable[Mapping[str, Any]]
+
+
+def paired(results: Results, others: Results, key: str = "average_accuracy") -> Difference | None:
+    """Compare two lists of results over the seeds that both have; None if there is none.
+
+    On one seed the noise of A is known, from the images judged; that of other metrics is not.
+    """
     mine, theirs = ({result["seed"]: result for result in each} for each in (results, others))
     common = [seed for seed in mine if seed in theirs]
-    gaps = [mine[seed]["average_accuracy"] - theirs[seed]["average_accuracy"] for seed in common]
-    return over_seeds(gaps, _two_errors(mine[common[0]], theirs[common[0]]) if len(common) == 1 else None)
+    gaps = [mine[seed][key] - theirs[seed][key] for seed in common]
+    binomial = len(common) == 1 and key == "average_accuracy"
+    return over_seeds(gaps, _two_errors(mine[common[0]], theirs[common[0]]) if binomial else None)
 
 
 def _two_errors(result: Mapping[str, Any], other: Mapping[str, Any]) -> float | None:
@@ -106,10 +113,16 @@ class Verdict:
 
 
 def judge(
-    claim: str, difference: Difference | None, expected: float = 1.0, paper: str = "", unit: str = " points"
+    claim: str,
+    difference: Difference | None,
+    expected: float = 1.0,
+    *,
+    paper: str = "",
+    unit: str = " points",
+    of: str = "",
 ) -> Verdict:
-    """Pass a verdict on a claim that a difference has a sign."""
-    found = "there are no runs to compare" if difference is None else difference.told(unit)
+    """Pass a verdict on a claim that a difference has a sign; `of` says what the difference is of."""
+    found = "there are no runs to compare" if difference is None else difference.told(unit) + (of and f" {of}")
     return Verdict(claim, decide(difference, expected), difference, found, paper)
 
 

@@ -23,7 +23,7 @@ from dualprompt.seeds import derive
 from dualprompt.training.buffer import Buffer
 from dualprompt.training.checkpoint import BUFFER, Position, State, of_buffer, of_method, restore_optimiser
 from dualprompt.training.distributed import distribute, total
-from dualprompt.training.evaluate import evaluate
+from dualprompt.training.evaluate import evaluate, matches
 from dualprompt.training.feed import Course
 from dualprompt.training.material import material
 from dualprompt.training.run import Run
@@ -281,7 +281,7 @@ class _Loop:
 
     def finish(self) -> dict[str, Any]:
         """Return the final numbers, writing them where that has not been done."""
-        matching = self.position.matching if self.method.selections else None
+        matching = self.position.matching if matches(self.method) else None
         images = [len(subset) for subset in self.setup.judged(len(self.position.accuracy))]
         result = {
             "method": self.method.config.name,

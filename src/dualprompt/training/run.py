@@ -190,7 +190,7 @@ class Run:
         S, matching = value["accuracy_matrix"], value.get("matching_matrix")
         images = value.get("judged_images") or self._judged_images()
         value = {"judged_images": images} | summarise(S, matching[-1] if matching else None, images) | value
-        if self.manifest()["config"]["method"].get("e_layers") == []:  # there are keys, but no E-Prompt to match
+        if self.manifest()["config"]["method"].get("e_layers") == []:  # no E-Prompt to match; older files count keys
             value |= dict.fromkeys(("matching_accuracy", "matching_matrix", "matching_confusion"))
         return {key: value[key] for key in value if key != "anytime_average_accuracy"}  # now mean_over_steps
 
