@@ -53,7 +53,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def study(name: str, world: World, root: Path, *options: object) -> tuple[Any, Path]:
     done = call("study", name, world.preset, "--runs", root, *SHORT, *options, "--json")
     assert done.code == 0, done.err
-    folder = root / f"study-{name}-tiny"
+    folder = Path(done.json["folder"])
+    assert folder.name.startswith(f"study-{name}-tiny")
     assert json.loads((folder / "study.json").read_text()) == done.json
     check_rows(done.json, folder)
     return done.json, folder
@@ -434,6 +435,20 @@ def test_auto_names_the_extra_that_it_needs(deep: World, tmp_path: Path, monkeyp
     error = call("study", "auto", deep.preset, "--runs", tmp_path / "runs").error
     assert "extra 'search'" in error
     assert "pip install 'dualprompt[search]'" in error
+
+
+def test_other_options_do_not_overwrite_a_study(deep: World, tmp_path: Path) -> None:
+    first, folder = study("prompts-tsne", deep, tmp_path)
+    before = contents(folder)
+    other, beside = study("prompts-tsne", deep, tmp_path, "--method.e_length", 4)
+    assert folder.name == "study-prompts-tsne-tiny"
+    assert beside.name == f"study-prompts-tsne-tiny-{other['question'][:8]}"
+    assert contents(folder) == before
+    assert study("prompts-tsne", deep, tmp_path, "--method.e_length", 4) == (other, beside)
+    assert study("prompts-tsne", deep, tmp_path, "--device", "cpu") == (first, folder)  # is the same question
+    given = ("study", "prompts-tsne", deep.preset, "--runs", tmp_path, *SHORT, "--seeds", 2, "--out", folder)
+    assert f"{folder} holds a study with other options; give another folder with --out" in call(*given).error
+    assert contents(folder) == before
 
 
 def test_a_failed_setting_is_shown_and_never_wins(deep: World, tmp_path: Path) -> None:

@@ -222,4 +222,5 @@ STUDY = Study(
     seeds=2,
     searches=True,
     mini_budget=12,
+    goes_on=True,
 )

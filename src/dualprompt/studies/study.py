@@ -177,6 +177,7 @@ class Study:
     seeds: int = 1  # unless the user says otherwise
     searches: bool = False  # whether a budget means something to it
     mini_budget: int | None = None  # for the embedded benchmark, unless the user says otherwise
+    goes_on: bool = False  # a larger budget goes on with the same search
 
 
 def _resolved(config: RunConfig) -> dict[str, Any]:
