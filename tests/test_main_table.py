@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import statistics
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,12 @@ def made(benchmark: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[tup
     return command, done.json
 
 
+def line_of(shown: str, method: str) -> str:
+    """The line of a table that begins with a method's name."""
+    lines = {line: re.split("[│|&]", line.replace("\\", "").strip("│| "))[0].strip() for line in shown.splitlines()}
+    return next(line for line, first in lines.items() if first == method)
+
+
 def test_mean_and_deviation_over_seeds(made: tuple[tuple[object, ...], Any]) -> None:
     _, value = made
     assert [row["method"] for row in value["rows"]] == ["frozen-head", "dualprompt", "dualprompt:keys=mean"]
@@ -67,7 +74,7 @@ def test_runs_are_reused_and_every_form_says_the_same(made: tuple[tuple[object, 
     for row in value["rows"]:
         mean, deviation = f"{row['average_accuracy']:.2f}", f"{row['average_accuracy_std']:.2f}"
         for form, sign in (("text", " ± "), ("markdown", " ± "), ("latex", r" $\pm$ ")):
-            line = next(line for line in shown[form].splitlines() if row["method"] in line.replace("\\", ""))
+            line = line_of(shown[form], row["method"])
             assert f"{mean}{sign}{deviation}" in line
     rows = list(csv.DictReader(shown["csv"].splitlines()))
     assert [float(row["average_accuracy"]) for row in rows] == [row["average_accuracy"] for row in value["rows"]]
@@ -247,7 +254,7 @@ def test_a_failed_line_is_shown_and_the_command_fails(world: World, tmp_path: Pa
     assert done.err.splitlines()[-1].startswith("dualprompt: error: ")
     assert "runs failed, the next call tries them again" in done.err.splitlines()[-1]
     assert "Traceback" not in done.err
-    line = next(line for line in done.out.splitlines() if "dualprompt" in line)
+    line = line_of(done.out, "dualprompt")
     assert "failed" in line
     assert "0 of 1" in line
 

@@ -15,7 +15,7 @@ from dualprompt.errors import DualPromptError
 from dualprompt.files import read_json, write_json
 from dualprompt.studies.sheet import Column, Sheet, as_markdown
 from dualprompt.studies.store import Obtained
-from dualprompt.studies.tables import over_seeds
+from dualprompt.studies.tables import ABSENT, over_seeds
 from dualprompt.studies.verdict import Verdict
 
 KEYS = ("kind", "title", "command", "date", "finding", "verdicts", "sheets", "rows")
@@ -159,12 +159,23 @@ def contradictions(value: Mapping[str, Any]) -> list[str]:
         for run in row["runs"]:
             worked_out = metrics.summarise(run["accuracy_matrix"], None, run["judged_images"])
             for key in ("average_accuracy", "forgetting", "image_weighted_accuracy", "mean_over_steps"):
-                if abs(worked_out[key] - run[key]) > 1e-6:
+                if abs((worked_out[key] or 0) - (run[key] or 0)) > 1e-6:
                     found.append(f"{row['label']}, seed {run['seed']}: {key} is not that of its matrix")
-        shown = over_seeds([run["average_accuracy"] for run in row["runs"]])
-        lines = [cells for sheet in sheets(value) for group in sheet.groups for cells in group if row["label"] in cells]
-        if lines and not any(shown in cells for cells in lines):
-            found.append(f"{row['label']}: no line of the tables has A = {shown}")
+        lines = [line for sheet in sheets(value) for line in _lines(sheet, row["label"])]
+        accuracy, forgetting = (
+            over_seeds([run[key] for run in row["runs"]]) for key in ("average_accuracy", "forgetting")
+        )
+        if lines and not {(accuracy, forgetting), (accuracy, ABSENT)} & set(lines):
+            found.append(f"{row['label']}: no line of the tables has A = {accuracy} and F = {forgetting}")
     sentences = [verdict["sentence"] for verdict in value["verdicts"]]
     found += [f"not in the finding: {sentence}" for sentence in sentences if sentence not in value["finding"]]
     return found
+
+
+def _lines(sheet: Sheet, label: str) -> list[tuple[str, str]]:
+    """Return A and F of the lines of a table that bear a label."""
+    headings = [column.heading for column in sheet.columns]
+    if not {"A (%)", "F (%)"} <= set(headings):
+        return []
+    a, f = headings.index("A (%)"), headings.index("F (%)")
+    return [(cells[a], cells[f]) for group in sheet.groups for cells in group if label in cells]
