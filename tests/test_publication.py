@@ -109,6 +109,14 @@ def test_blocks_of_a_page_are_filled_and_held_to_the_json(published: dict[str, P
     assert path.read_text() == text
 
 
+def test_an_indented_marker_is_an_example_and_a_block_must_end(tmp_path: Path) -> None:
+    path = tmp_path / "page.md"
+    path.write_text("    <!-- published gone.json table -->\n    <!-- /published -->\n")
+    assert blocks.fill(path) == (0, False)
+    path.write_text("<!-- published gone.json table -->\n")
+    assert "ends with <!-- /published -->" in call("publish", path).error
+
+
 def test_a_publication_is_rendered(published: dict[str, Path]) -> None:
     shown = call("publish", published["study"]).out
     value = publication.read(published["study"])

@@ -445,7 +445,9 @@ def test_other_options_do_not_overwrite_a_study(deep: World, tmp_path: Path) -> 
     assert beside.name == f"study-prompts-tsne-tiny-{other['question'][:8]}"
     assert contents(folder) == before
     assert study("prompts-tsne", deep, tmp_path, "--method.e_length", 4) == (other, beside)
-    assert study("prompts-tsne", deep, tmp_path, "--device", "cpu") == (first, folder)  # is the same question
+    again, same = study("prompts-tsne", deep, tmp_path, "--device", "cpu")
+    assert (again["question"], same) == (first["question"], folder)
+    before = contents(folder)
     given = ("study", "prompts-tsne", deep.preset, "--runs", tmp_path, *SHORT, "--seeds", 2, "--out", folder)
     assert f"{folder} holds a study with other options; give another folder with --out" in call(*given).error
     assert contents(folder) == before

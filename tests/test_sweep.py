@@ -86,6 +86,12 @@ def test_what_it_prints_and_writes(swept: tuple[Path, Any], world: World, tmp_pa
         for each in value["tries"]
     ]
     assert lines.strip() in written
+    shares = [json.loads((Path(each["run_dir"]) / "result.json").read_text()) for each in value["tries"]]
+    most = max(
+        sum(s * (100 - s) / n for s, n in zip(r["accuracy_matrix"][-1], r["judged_images"], strict=True)) / 9
+        for r in shares
+    )
+    assert f"difference of two tries are up to {2 * (2 * most) ** 0.5:.2f} points" in written
 
 
 def test_another_sweep_does_not_overwrite_it(swept: tuple[Path, Any], world: World) -> None:

@@ -21,7 +21,9 @@ from dualprompt.files import write_text
 from dualprompt.studies import publication
 from dualprompt.studies.sheet import Sheet, as_markdown
 
-BLOCK = re.compile(r"(<!-- published (?P<what>.*?) -->\n)(?P<body>.*?)(<!-- /published -->)", re.DOTALL)
+# A marker begins its line, so that an indented one can be shown as an example.
+BLOCK = re.compile(r"^(<!-- published (?P<what>[^\n]*?) -->\n)(.*?)^(<!-- /published -->)", re.DOTALL | re.MULTILINE)
+BEGIN = re.compile(r"^<!-- published ", re.MULTILINE)
 
 
 def fill(page: Path, check: bool = False) -> tuple[int, bool]:
@@ -31,7 +33,7 @@ def fill(page: Path, check: bool = False) -> tuple[int, bool]:
     except (OSError, UnicodeDecodeError) as error:
         raise DualPromptError(f"{page} cannot be read ({error}); give a Markdown page") from None
     blocks = list(BLOCK.finditer(before))
-    if before.count("<!-- published ") != len(blocks):
+    if len(BEGIN.findall(before)) != len(blocks):
         raise DualPromptError(f"{page}: a block begins with <!-- published … --> and ends with <!-- /published -->")
     after = BLOCK.sub(lambda block: block[1] + _rendered(page, block["what"]) + block[4], before)
     if after != before and not check:

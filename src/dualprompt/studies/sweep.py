@@ -15,6 +15,7 @@ from dualprompt.config import BUFFER_SIZE, RunConfig, compose, merge, nested
 from dualprompt.errors import DualPromptError
 from dualprompt.files import digest
 from dualprompt.methods.base import METHODS, Grid, method_config
+from dualprompt.metrics import variance
 from dualprompt.progress import SILENT, Progress
 from dualprompt.studies.sheet import Column, Sheet
 from dualprompt.studies.store import Obtained, Workers, obtain
@@ -163,6 +164,7 @@ class Sweep:
             (
                 f"judged on {about['validation']:.0%} of the training images, held out; "
                 f"{about['budget']} configurations a method{kept}",
+                *_noise(tries),
             ),
         )
 
@@ -182,6 +184,17 @@ def _points(grid: Grid) -> list[dict[str, Any]]:
             raise DualPromptError(f"--grid {key} has no values")
     backwards = itertools.product(*reversed(grid.values()))
     return [dict(zip(grid, reversed(values), strict=True)) for values in backwards]
+
+
+def _noise(tries: Sequence[Try]) -> list[str]:
+    """Return the line that says how far two tries of one seed must lie apart to be told apart."""
+    results = [tried.result for tried in tries if tried.result and tried.result["judged_images"]]
+    if not results:
+        return []
+    most = max(variance(result["accuracy_matrix"], result["judged_images"]) for result in results)
+    return [
+        f"one seed: two standard errors of the difference of two tries are up to {2 * (2 * most) ** 0.5:.2f} points"
+    ]
 
 
 def _note(tried: Try, tries: Sequence[Try]) -> str:
