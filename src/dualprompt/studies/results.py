@@ -15,7 +15,7 @@ from dualprompt.studies.pictures import Picture, as_plain, from_plain, save_with
 from dualprompt.studies.sheet import Sheet, as_csv, as_markdown, as_rich
 from dualprompt.studies.study import Lab, Outcome, Study
 from dualprompt.studies.tables import text
-from dualprompt.training.run import config_digest
+from dualprompt.training.run import CIRCUMSTANCES, config_digest
 
 FILE = "study.json"
 
@@ -45,7 +45,7 @@ def publish(study: Study, lab: Lab, outcome: Outcome) -> dict[str, Any]:
         "benchmark": config.benchmark.name,
         "backbone": config.backbone.name,
         "recipe": config.train.recipe,
-        "overrides": lab.overrides,
+        "overrides": {key: v for key, v in lab.overrides.items() if key.partition(".")[0] not in CIRCUMSTANCES},
         "seeds": lab.seeds,
         "budget": lab.budget,
         "chosen": outcome.chosen,
