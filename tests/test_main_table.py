@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import statistics
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import yaml
 
 from dualprompt.cli import main
+from dualprompt.errors import DualPromptError
 from dualprompt.methods.base import METHODS
 from dualprompt.studies import main_table, paper
 from dualprompt.studies.sheet import Column, Sheet, as_latex, as_markdown, as_rich
@@ -37,13 +39,19 @@ def made(benchmark: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[tup
     return command, done.json
 
 
+def line_of(shown: str, method: str) -> str:
+    """The line of a table that begins with a method's name."""
+    lines = {line: re.split("[│|&]", line.replace("\\", "").strip("│| "))[0].strip() for line in shown.splitlines()}
+    return next(line for line, first in lines.items() if first == method)
+
+
 def test_mean_and_deviation_over_seeds(made: tuple[tuple[object, ...], Any]) -> None:
     _, value = made
     assert [row["method"] for row in value["rows"]] == ["frozen-head", "dualprompt", "dualprompt:keys=mean"]
     for row in value["rows"]:
         results = [json.loads((Path(run) / "result.json").read_text()) for run in row["runs"]]
         assert row["seeds"] == [result["seed"] for result in results] == [0, 1]
-        for key in ("average_accuracy", "forgetting", "matching_accuracy"):
+        for key in main_table.METRICS:
             numbers = [result[key] for result in results]
             if row["method"] == "frozen-head" and key == "matching_accuracy":
                 assert (row[key], row[f"{key}_std"]) == (None, None)
@@ -66,7 +74,7 @@ def test_runs_are_reused_and_every_form_says_the_same(made: tuple[tuple[object, 
     for row in value["rows"]:
         mean, deviation = f"{row['average_accuracy']:.2f}", f"{row['average_accuracy_std']:.2f}"
         for form, sign in (("text", " ± "), ("markdown", " ± "), ("latex", r" $\pm$ ")):
-            line = next(line for line in shown[form].splitlines() if row["method"] in line.replace("\\", ""))
+            line = line_of(shown[form], row["method"])
             assert f"{mean}{sign}{deviation}" in line
     rows = list(csv.DictReader(shown["csv"].splitlines()))
     assert [float(row["average_accuracy"]) for row in rows] == [row["average_accuracy"] for row in value["rows"]]
@@ -102,6 +110,60 @@ def test_a_benchmark_that_the_paper_lacks_has_no_such_column(world: World, tmp_p
     shown = call("table", "main", "--benchmark", world.preset, *options).out
     assert "paper" not in shown
     assert "seed 0" in shown
+
+
+def test_lines_are_held_against_one_seed_by_seed(made: tuple[tuple[object, ...], Any]) -> None:
+    command, value = made
+    head, dualprompt, mean = value["rows"]
+    assert dualprompt["difference"] is None
+    for row in (head, mean):
+        gaps = [a - b for a, b in zip(*(_accuracies(each) for each in (row, dualprompt)), strict=True)]
+        assert (row["against"], row["difference_seeds"]) == ("dualprompt", 2)
+        assert row["difference"] == pytest.approx(statistics.mean(gaps))
+        assert row["difference_margin"] == pytest.approx(12.706 * statistics.stdev(gaps) / 2**0.5, rel=1e-4)
+        beyond = abs(row["difference"]) > max(row["difference_margin"], 1e-9)
+        assert row["difference_verdict"] == (
+            "cannot be told" if not beyond else "above" if row["difference"] > 0 else "below"
+        )
+    shown = call(*command, "--against", "frozen-head", "--format", "markdown").out
+    assert "A − A of frozen-head" in shown
+    cells = next(line for line in shown.splitlines() if line.startswith("| dualprompt |"))
+    gap = dualprompt["average_accuracy"] - head["average_accuracy"]
+    assert f"| {gap:+.2f} ± " in cells
+    assert "A − A" not in call(*command, "--against", "none").out
+    assert "'l2p' is no line of the table" in call(*command, "--against", "l2p").error
+
+
+def _accuracies(row: Any) -> list[float]:
+    return [json.loads((Path(run) / "result.json").read_text())["average_accuracy"] for run in row["runs"]]
+
+
+def test_a_reference_with_several_buffers_must_say_which() -> None:
+    lines = main_table.lines("mini", None, ["er", "frozen-head"], [10, 20], {})
+    found = main_table.reference(lines, "er@20")
+    assert found is not None
+    assert found.buffer == 20
+    assert main_table.reference(lines, None) is None  # there is no dualprompt
+    with pytest.raises(DualPromptError, match="'er' is there more than once: write er@10 or er@20"):
+        main_table.reference(lines, "er")
+
+
+def test_fine_tuners_may_have_fewer_seeds(world: World, tmp_path: Path) -> None:
+    command = ("table", "main", "--benchmark", world.preset, "--methods", "ft-seq,dualprompt,frozen-head")
+    command = (*command, "--seeds", 2, "--seeds-finetune", 1, "--runs", tmp_path, "--train.epochs", 1)
+    found = call(*command, "--json")
+    assert found.code == 0, found.err
+    seeds = {row["method"]: row["seeds"] for row in found.json["rows"]}
+    assert seeds == {"ft-seq": [0], "dualprompt": [0, 1], "frozen-head": [0, 1]}
+    ft, dualprompt, _ = found.json["rows"]
+    assert ft["difference_seeds"] == 1
+    assert ft["difference"] == pytest.approx(_accuracies(ft)[0] - _accuracies(dualprompt)[0])
+    shown = call(*command, "--format", "markdown").out
+    assert "± is the standard deviation over seeds, 1 to 2 a row; a single seed has none" in shown
+    head, *lines = [[cell.strip() for cell in line.split("|")] for line in shown.splitlines() if line.startswith("| ")]
+    assert {cells[1]: cells[head.index("seeds")] for cells in lines[1:]} == {
+        "ft-seq": "1", "dualprompt": "2", "frozen-head": "2",
+    }  # fmt: skip
 
 
 def test_lines_are_grouped_as_in_the_paper() -> None:
@@ -214,9 +276,9 @@ def test_a_failed_line_is_shown_and_the_command_fails(world: World, tmp_path: Pa
     assert done.err.splitlines()[-1].startswith("dualprompt: error: ")
     assert "runs failed, the next call tries them again" in done.err.splitlines()[-1]
     assert "Traceback" not in done.err
-    line = next(line for line in done.out.splitlines() if "dualprompt" in line)
+    line = line_of(done.out, "dualprompt")
     assert "failed" in line
-    assert "0 of 1 seeds" in line
+    assert "0 of 1" in line
 
 
 SHEET = Sheet(
@@ -255,6 +317,8 @@ def test_forms_of_a_sheet() -> None:
     ("options", "words"),
     [
         (["--seeds", "0"], ["--seeds must be at least 1, found 0"]),
+        (["--seeds-finetune", "0"], ["--seeds-finetune must be at least 1, found 0"]),
+        (["--publish", "table.md"], ["--publish takes the name of a .json file, found table.md"]),
         (["--buffers", "many"], ["--buffers takes numbers of images as 1000,5000, found 'many'"]),
         (["--buffers", "0,5"], ["--buffers takes numbers of at least 1"]),
         (["--method.buffer_size", "5"], ["give buffer sizes with --buffers"]),

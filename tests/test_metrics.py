@@ -29,7 +29,7 @@ def test_three_tasks_by_hand() -> None:
     assert metrics.average_accuracy(THREE) == pytest.approx((60 + 50 + 90) / 3)
     assert metrics.forgetting(THREE) == pytest.approx(((85 - 60) + (70 - 50)) / 2)
     assert metrics.backward_transfer(THREE) == pytest.approx(((60 - 80) + (50 - 70)) / 2)
-    assert metrics.anytime_average_accuracy(THREE) == pytest.approx((80 + 77.5 + 200 / 3) / 3)
+    assert metrics.mean_over_steps(THREE) == pytest.approx((80 + 77.5 + 200 / 3) / 3)
     assert metrics.learning_accuracy(THREE) == pytest.approx((80 + 70 + 90) / 3)
     assert metrics.over_tasks(THREE) == {
         "average_accuracy": pytest.approx([80, 77.5, 200 / 3]),
@@ -41,7 +41,7 @@ def test_four_tasks_by_hand() -> None:
     assert metrics.average_accuracy(FOUR) == pytest.approx(215 / 4)
     assert metrics.forgetting(FOUR) == pytest.approx(((95 - 70) + (80 - 50) + (30 - 75)) / 3)
     assert metrics.backward_transfer(FOUR) == pytest.approx(((70 - 90) + (50 - 60) + (75 - 30)) / 3)
-    assert metrics.anytime_average_accuracy(FOUR) == pytest.approx((90 + 50 + 205 / 3 + 215 / 4) / 4)
+    assert metrics.mean_over_steps(FOUR) == pytest.approx((90 + 50 + 205 / 3 + 215 / 4) / 4)
     assert metrics.learning_accuracy(FOUR) == pytest.approx((90 + 60 + 30 + 20) / 4)
     assert metrics.over_tasks(FOUR)["forgetting"] == pytest.approx([0, 50, ((90 - 95) + (60 - 80)) / 2, 10 / 3])
 
@@ -50,23 +50,34 @@ def test_one_task() -> None:
     assert metrics.average_accuracy([[42.0]]) == 42
     assert metrics.forgetting([[42.0]]) == 0
     assert metrics.backward_transfer([[42.0]]) == 0
-    assert metrics.anytime_average_accuracy([[42.0]]) == 42
+    assert metrics.mean_over_steps([[42.0]]) == 42
     assert metrics.learning_accuracy([[42.0]]) == 42
 
 
 def test_summary_and_the_rest() -> None:
-    assert metrics.summarise(THREE, [100.0, 50.0, 30.0]) == {
+    assert metrics.summarise(THREE, [100.0, 50.0, 30.0], [10, 30, 40]) == {
         "average_accuracy": pytest.approx(200 / 3),
         "forgetting": pytest.approx(22.5),
         "matching_accuracy": pytest.approx(60),
-        "anytime_average_accuracy": pytest.approx(224.1666667 / 3),
+        "image_weighted_accuracy": pytest.approx((60 * 10 + 50 * 30 + 90 * 40) / 80),
+        "mean_over_steps": pytest.approx(224.1666667 / 3),
         "backward_transfer": pytest.approx(-20),
         "learning_accuracy": pytest.approx(80),
     }
-    assert metrics.summarise(THREE, None)["matching_accuracy"] is None
+    unknown = metrics.summarise(THREE, None)
+    assert (unknown["matching_accuracy"], unknown["image_weighted_accuracy"]) == (None, None)
     assert metrics.difference_to_upper_bound(86.5, 90.85) == pytest.approx(4.35)
     assert metrics.mean_and_deviation([2.0, 4.0, 9.0]) == (pytest.approx(5), pytest.approx(13**0.5))
     assert metrics.mean_and_deviation([7.0]) == (7, 0)
+
+
+def test_the_variance_of_an_accuracy_is_that_of_coin_tosses() -> None:
+    # 50 of 100 right: p (1 − p) / n = 0.0025, a standard error of 5 points; a task where all are right adds nothing.
+    assert metrics.variance([[50.0]], [100]) == pytest.approx(25)
+    assert metrics.variance([[1.0], [50.0, 100.0]], [100, 7]) == pytest.approx(25 / 4)
+    assert metrics.variance(THREE, [10, 30, 40]) == pytest.approx((60 * 40 / 10 + 50 * 50 / 30 + 90 * 10 / 40) / 9)
+    tosses = [100 * sum(map(int, f"{draw:04b}")) / 4 for draw in range(16)]  # every outcome of four tosses
+    assert metrics.variance([[50.0]], [4]) == pytest.approx(statistics.pvariance(tosses))
 
 
 @pytest.mark.parametrize("wrong", [[], [[1.0, 2.0]], [[1.0], [2.0]], [[1.0], [2.0, 3.0], [4.0, 5.0, 6.0, 7.0]]])
@@ -85,13 +96,19 @@ def matrices(draw: st.DrawFn) -> list[list[float]]:
 @given(matrices())
 def test_bounds(S: list[list[float]]) -> None:
     low, high = min(map(min, S)), max(map(max, S))
-    for metric in (metrics.average_accuracy, metrics.anytime_average_accuracy, metrics.learning_accuracy):
+    for metric in (metrics.average_accuracy, metrics.mean_over_steps, metrics.learning_accuracy):
         assert low - 1e-9 <= metric(S) <= high + 1e-9
     assert abs(metrics.forgetting(S)) <= high - low + 1e-9
     assert abs(metrics.backward_transfer(S)) <= high - low + 1e-9
     assert metrics.forgetting(S) >= -metrics.backward_transfer(S) - 1e-9, (
         "the best earlier row is at least the diagonal"
     )
+
+
+@given(matrices(), st.integers(1, 50))
+def test_tasks_of_one_size_weigh_the_same(S: list[list[float]], size: int) -> None:
+    same = metrics.image_weighted_accuracy(S, [size] * len(S))
+    assert same == pytest.approx(metrics.average_accuracy(S), abs=1e-9)
 
 
 @given(matrices())
@@ -115,7 +132,7 @@ def test_curves_end_in_the_final_metrics(S: list[list[float]]) -> None:
     curves = metrics.over_tasks(S)
     assert curves["average_accuracy"][-1] == metrics.average_accuracy(S)
     assert curves["forgetting"][-1] == metrics.forgetting(S)
-    assert statistics.fmean(curves["average_accuracy"]) == pytest.approx(metrics.anytime_average_accuracy(S))
+    assert statistics.fmean(curves["average_accuracy"]) == pytest.approx(metrics.mean_over_steps(S))
 
 
 @given(matrices(), st.floats(-50, 50))

@@ -75,7 +75,7 @@ def test_the_page_of_results_says_what_the_published_runs_say(preset):
     page = (RESULTS.parent / "results.md").read_text().split("## Every method")[1].split("## The paper's studies")[0]
     for row in MAIN["benchmarks"][preset]["rows"]:
         runs = row["runs"]
-        of = {key: over_seeds([run[key] for run in runs]) for key in main_table.METRICS}
+        of = {key: over_seeds([run[key] for run in runs]) for key in main_table.METRICS[:3]}
         forgetting = ABSENT if METHODS[row["label"].partition(":")[0]].joint else of["forgetting"]
         newest = sum(metrics.learning_accuracy(run["accuracy_matrix"]) for run in runs) / len(runs)
         beside = ":" in row["label"]

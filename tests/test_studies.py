@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import itertools
 import json
+import shutil
 import statistics
 import sys
 from dataclasses import replace
@@ -24,8 +25,8 @@ from dualprompt.studies import STUDIES, paper
 from dualprompt.studies.diversity import within_class
 from dualprompt.studies.layers import around_e, around_g
 from dualprompt.studies.prompts_tsne import Prompts, collect, movement, plane
-from dualprompt.studies.study import HELD_OUT, Lab, load, spread
-from dualprompt.studies.words import Difference, span
+from dualprompt.studies.study import HELD_OUT, Lab, load, spread_out
+from dualprompt.studies.words import span
 from dualprompt.training.run import Run
 from sandbox import VIT, World, call, contents, make_world, write_weights
 
@@ -53,7 +54,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def study(name: str, world: World, root: Path, *options: object) -> tuple[Any, Path]:
     done = call("study", name, world.preset, "--runs", root, *SHORT, *options, "--json")
     assert done.code == 0, done.err
-    folder = root / f"study-{name}-tiny"
+    folder = Path(done.json["folder"])
+    assert folder.name.startswith(f"study-{name}-tiny")
     assert json.loads((folder / "study.json").read_text()) == done.json
     check_rows(done.json, folder)
     return done.json, folder
@@ -84,6 +86,12 @@ def check_rows(value: Any, folder: Path) -> None:
         assert [float(row["average_accuracy"]) for row in written] == [row["average_accuracy"] for row in value["rows"]]
         markdown = (folder / "table.md").read_text()
         assert value["finding"] in markdown
+        for verdict in value["verdicts"]:
+            assert verdict["sentence"] in value["finding"]
+            assert f"{verdict['claim']} {verdict['word']} here" in verdict["sentence"]
+        tables = "".join(line for line in markdown.splitlines() if line.startswith("| "))
+        explained = "± is the standard deviation over " in markdown
+        assert explained == (" ± " in tables) == (value["seeds"] > 1)
         assert value["finding"] in (folder / "table.txt").read_text()
         for row in value["rows"] if value["study"] not in ("matching", "prompts-tsne", "auto") else []:
             mean = f"{row['average_accuracy']:.2f}" + (
@@ -130,12 +138,34 @@ def test_positions_sweep_e_alone_and_then_g_beside_the_best(positions: tuple[Any
         drawn = [row for row in data_of(folder, "positions") if row["line"] == rows[0]["part"]]
         assert [float(row["layer"]) for row in drawn] == [row["options"][f"method.{kind}_layers"][0] for row in rows]
         assert [float(row["average accuracy A (%)"]) for row in drawn] == [row["average_accuracy"] for row in rows]
-    e_at, g_at = best_e["options"]["method.e_layers"][0], best["options"]["method.g_layers"][0]
-    assert (
-        f"E is best at layer {e_at} (A = {best_e['average_accuracy']:.2f}), then G at layer {g_at} " in value["finding"]
-    )
-    assert ("shallower layer than E holds here" in value["finding"]) == (g_at < e_at)
+    for rows, kind in ((e_rows, "e"), (g_rows, "g")):
+        highest = max(row["average_accuracy"] for row in rows)
+        top = [row["options"][f"method.{kind}_layers"][0] for row in rows if row["average_accuracy"] == highest]
+        names = ", ".join(f"layer {layer}" for layer in top)
+        assert f"{names} {'is best' if len(top) == 1 else 'are equal'} (A = {highest:.2f})" in value["finding"]
+    (choice, *_), claims = value["verdicts"], [verdict["claim"] for verdict in value["verdicts"]]
+    assert claims == [
+        "the paper's choice, G 2, E 5, is the best",
+        "G belongs in a shallower layer than E",
+        "the top layer is the worst place of E",
+        "the top layer is the worst place of G",
+    ]
+    if len(tested) == 2:
+        gap = tested[1]["average_accuracy"] - tested[0]["average_accuracy"]
+        assert choice["difference"]["mean"] == pytest.approx(gap)
     assert ">layer</text>" in (folder / "positions.svg").read_text()
+
+
+def test_runs_that_are_older_than_a_metric_have_it_too(positions: tuple[Any, Path], tmp_path: Path) -> None:
+    run = Path(positions[0]["rows"][0]["runs"][0])
+    shutil.copytree(run, tmp_path / "old")
+    now = Run(run).result()
+    later = ("judged_images", "image_weighted_accuracy", "mean_over_steps")
+    old = {key: value for key, value in now.items() if key not in later}
+    old["anytime_average_accuracy"] = now["mean_over_steps"]
+    (tmp_path / "old" / "result.json").write_text(json.dumps(old))
+    assert Run(tmp_path / "old").result() == now
+    assert sum(now["judged_images"]) == 6  # of 13 a task, a fifth of each class
 
 
 def test_finished_runs_are_reused(positions: tuple[Any, Path], deep: World, root: Path) -> None:
@@ -214,8 +244,14 @@ def test_prompting_compares_pro_t_and_pre_t(deep: World, root: Path) -> None:
     assert [config_of(row["runs"][0])["method"]["prompting"] for row in (pro, pre)] == ["pro-t", "pre-t"]
     accuracy = [[result_of(run)["average_accuracy"] for run in row["runs"]] for row in (pro, pre)]
     gaps = [b - a for a, b in zip(*accuracy, strict=True)]
-    assert f"{statistics.mean(gaps):+.2f} ± {statistics.stdev(gaps):.2f} points (2 seeds)" in value["finding"]
+    assert f"{statistics.mean(gaps):+.2f} ± {statistics.stdev(gaps):.2f} points over 2 seeds" in value["finding"]
     assert "the paper: +2.70 on split-cifar100" in value["finding"]
+    assert "the paper: -0.78 on split-cifar100" in value["finding"]
+    # The t quantile of two seeds is 12.71.
+    margin = 12.706 * statistics.stdev(gaps) / 2**0.5
+    word = "cannot be told" if abs(statistics.mean(gaps)) <= margin else "holds" if sum(gaps) > 0 else "does not hold"
+    assert value["verdicts"][0]["word"] == word
+    assert f"That Pre-T beats Pro-T {word} here" in value["finding"]
     drawn = [row for row in data_of(folder, "accuracy") if row["line"] == "Pre-T"]
     assert float(drawn[-1]["average accuracy A (%)"]) == pytest.approx(pre["average_accuracy"])
     assert float(drawn[-1]["spread"]) == pytest.approx(pre["average_accuracy_std"])
@@ -233,8 +269,21 @@ def test_ablation_has_the_papers_seven_rows(deep: World, root: Path) -> None:
     table = [line for line in (folder / "table.md").read_text().splitlines() if line.startswith("| ")][2:]
     assert [float(line.split("|")[-3]) for line in table] == [27.01, 63.41, 65.10, 66.77, 63.85, 66.91, 68.13]
     accuracy = [row["average_accuracy"] for row in value["rows"]]
-    assert f"E alone beats G alone: {accuracy[2] - accuracy[1]:+.2f} points (1 seed), paper +1.69" in value["finding"]
-    assert f"several layers beat one: {accuracy[6] - accuracy[3]:+.2f} points" in value["finding"]
+    results = [result_of(row["runs"][0]) for row in value["rows"]]
+    for (better, worse), verdict in zip(((1, 0), (2, 1), (3, 2), (6, 3)), value["verdicts"], strict=True):
+        gap = accuracy[better] - accuracy[worse]
+        error = sum(
+            share * (100 - share) / 9 for each in (better, worse) for share in results[each]["accuracy_matrix"][-1]
+        )
+        margin = 2 * error**0.5 / 3
+        word = "cannot be told" if abs(gap) <= margin else "holds" if gap > 0 else "does not hold"
+        assert verdict["word"] == word
+        assert f"{gap:+.2f} points on one seed (two standard errors: {margin:.2f})" in verdict["sentence"]
+    assert "the paper: +1.69" in value["verdicts"][1]["sentence"]
+    assert all(result["judged_images"] == [9, 9, 9] for result in results)
+    without_e = [line for line in table if "E" not in line.split("|")[1]]
+    assert [line.split("|")[4].strip() for line in without_e] == ["–"] * 3
+    assert all((row["matching_accuracy"] is None) == ("E" not in row["setting"]) for row in value["rows"])
 
 
 def test_matching_judges_the_same_runs_twice(deep: World, root: Path) -> None:
@@ -255,7 +304,10 @@ def test_matching_judges_the_same_runs_twice(deep: World, root: Path) -> None:
         assert np.array(told["matching_confusion"]).tolist() == (9 * np.eye(3, dtype=int)).tolist()
         shares.append(100 * confusion / 9)
     assert any(gaps)
-    assert f"{statistics.mean(gaps):+.2f} ± {statistics.stdev(gaps):.2f} points (2 seeds)" in value["finding"]
+    told = f"{statistics.mean(gaps):+.2f} ± {statistics.stdev(gaps):.2f} points over 2 seeds"
+    assert f"here: {told}" in value["verdicts"][0]["sentence"]
+    far = f"{statistics.mean(gaps) - 3.84:+.2f} ± {statistics.stdev(gaps):.2f} points over 2 seeds"
+    assert f"here: {far}" in value["verdicts"][1]["sentence"]
     drawn = [float(each["share (%)"]) for each in data_of(folder, "confusion")]
     assert drawn == pytest.approx(np.mean(shares, axis=0).ravel().tolist())
     assert "perfect match" in (folder / "table.md").read_text()
@@ -276,9 +328,11 @@ def test_buffers_draws_curves_and_levels(deep: World, root: Path) -> None:
     (level,) = [row for row in data_of(folder, "buffers") if row["line"] == "dualprompt"]
     assert float(level["average accuracy A (%)"]) == dualprompt["average_accuracy"]
     assert f"A = {dualprompt['average_accuracy']:.2f}" in value["finding"]
-    enough = [n for n, row in ((4, small), (8, large)) if row["average_accuracy"] >= dualprompt["average_accuracy"]]
-    share = f"({(enough or [8])[0] / 39:.0%} of the training images)"
-    assert (f"er reaches it with {enough[0]} {share}" if enough else f"er not even with 8 {share}") in value["finding"]
+    for size in (4, 8):
+        assert f"{size} ({size / 39:.0%})" in value["finding"]
+    (shrinking,) = value["verdicts"]
+    assert shrinking["claim"] == "er loses accuracy as its buffer shrinks from 8 to 4 images"
+    assert shrinking["difference"]["mean"] == pytest.approx(large["average_accuracy"] - small["average_accuracy"])
 
 
 def test_prompts_come_from_the_checkpoints(deep: World, root: Path) -> None:
@@ -396,6 +450,20 @@ def test_auto_names_the_extra_that_it_needs(deep: World, tmp_path: Path, monkeyp
     assert "pip install 'dualprompt[search]'" in error
 
 
+def test_other_options_do_not_overwrite_a_study(deep: World, tmp_path: Path) -> None:
+    first, folder = study("prompts-tsne", deep, tmp_path)
+    before = contents(folder)
+    other, beside = study("prompts-tsne", deep, tmp_path, "--method.e_length", 4)
+    assert folder.name == "study-prompts-tsne-tiny"
+    assert beside.name == f"study-prompts-tsne-tiny-{other['question'][:8]}"
+    assert contents(folder) == before
+    assert study("prompts-tsne", deep, tmp_path, "--method.e_length", 4) == (other, beside)
+    assert study("prompts-tsne", deep, tmp_path, "--device", "cpu") == (first, folder)  # the same question
+    given = ("study", "prompts-tsne", deep.preset, "--runs", tmp_path, *SHORT, "--seeds", 2, "--out", folder)
+    assert f"{folder} holds a study with other options; give another folder with --out" in call(*given).error
+    assert contents(folder) == before
+
+
 def test_a_failed_setting_is_shown_and_never_wins(deep: World, tmp_path: Path) -> None:
     options = ("--runs", tmp_path, *SHORT, "--train.lr", 1e30)
     done = call("study", "prompting", deep.preset, *options, "--seeds", 1, "--json")
@@ -411,6 +479,8 @@ def test_a_failed_setting_is_shown_and_never_wins(deep: World, tmp_path: Path) -
     assert some.json["chosen"] == {"method.g_length": 20, "method.e_length": 20}
     assert "4 of 6 runs failed" in some.err.splitlines()[-1]
     assert "L_g 5, L_e 20 failed" in some.json["finding"]
+    assert some.json["verdicts"][0]["word"] == "cannot be told"
+    assert "there are no runs to compare" in some.json["finding"]
     table = (tmp_path / "study-lengths-tiny" / "table.md").read_text()
     assert table.count("| failed |") == 4
 
@@ -474,7 +544,7 @@ def test_a_setting_that_repeats_the_recipe_is_the_recipe(tmp_path: Path) -> None
 @given(st.integers(1, 30), st.integers(1, 30), st.lists(st.integers(1, 30), max_size=2, unique=True))
 def test_a_budget_spreads_over_the_layers(depth: int, budget: int, keep: list[int]) -> None:
     layers = range(1, depth + 1)
-    found = spread(layers, budget, keep)
+    found = spread_out(layers, budget, keep)
     assert found == sorted(set(found))
     assert len(found) == min(budget, depth)
     assert set(found) <= set(layers)
@@ -482,16 +552,8 @@ def test_a_budget_spreads_over_the_layers(depth: int, budget: int, keep: list[in
     assert set(there[:budget]) <= set(found)
     if budget >= 2 + len(there) and depth > 1:
         assert {1, depth} <= set(found)
-    assert spread(layers, None) == list(layers)
+    assert spread_out(layers, None) == list(layers)
 
 
-def test_sentences_do_not_claim_more_than_the_numbers() -> None:
-    assert str(Difference(1.234, 0.5, 3)) == "+1.23 ± 0.50 points (3 seeds)"
-    assert str(Difference(-1, 0, 1)) == "-1.00 points (1 seed)"
-    assert Difference(1, 0.5, 3).verdict() == "holds here"
-    assert Difference(1, 2, 3).verdict() == "is seen here, but within the spread over seeds"
-    assert Difference(1, 0, 1).verdict() == "is seen here, on a single seed"
-    assert Difference(-1, 0.5, 3).verdict() == "does not hold here"
-    assert Difference(-1, 2, 3).verdict() == "is not seen here"
-    assert Difference(-1, 0.5, 3).verdict(expected=-1) == "holds here"
+def test_layers_are_written_as_in_the_paper() -> None:
     assert [span(layers) for layers in ((), (5,), (3, 4, 5), (1, 3))] == ["none", "5", "3–5", "1,3"]

@@ -87,6 +87,43 @@ def test_what_it_prints_and_writes(swept: tuple[Path, Any], world: World, tmp_pa
         for each in value["tries"]
     ]
     assert lines.strip() in written
+    shares = [json.loads((Path(each["run_dir"]) / "result.json").read_text()) for each in value["tries"]]
+    most = max(
+        sum(s * (100 - s) / n for s, n in zip(r["accuracy_matrix"][-1], r["judged_images"], strict=True)) / 9
+        for r in shares
+    )
+    assert f"difference of two tries are up to {2 * (2 * most) ** 0.5:.2f} points" in written
+
+
+def test_another_sweep_does_not_overwrite_it(swept: tuple[Path, Any], world: World) -> None:
+    root, value = swept
+    options = (
+        "--methods",
+        "frozen-head",
+        "--grid",
+        "train.lr=1e-3,2e-2",
+        "--train.epochs",
+        1,
+        "--runs",
+        root,
+        "--json",
+    )
+    other = call("sweep", world.preset, *options).json
+    assert json.loads((root / "sweep-tiny" / "sweep.json").read_text()) == value
+    beside = root / f"sweep-tiny-{other['question'][:8]}"
+    assert json.loads((beside / "sweep.json").read_text()) == other
+    assert (
+        "holds a sweep with other options" in call("sweep", world.preset, *options, "--out", root / "sweep-tiny").error
+    )
+
+
+def test_equal_tries_have_no_winner(world: World, tmp_path: Path) -> None:
+    grid = ("--grid", "method.match_weight=1,2", "--method.e_layers", "[]", "--train.epochs", 1)
+    done = call("sweep", world.preset, "--methods", "dualprompt", *grid, "--runs", tmp_path)
+    assert done.code == 0, done.err
+    assert "best" not in done.out
+    notes = [line.split("│")[-2].strip() for line in done.out.splitlines() if "match_weight" in line and "│" in line]
+    assert notes == ["equal, taken", "equal"]
 
 
 def test_the_printed_lines_make_the_winner_the_recipe(swept: tuple[Path, Any], world: World) -> None:

@@ -62,7 +62,8 @@ def expected(run: Path) -> Series:
         "average_accuracy",
         "forgetting",
         "matching_accuracy",
-        "anytime_average_accuracy",
+        "image_weighted_accuracy",
+        "mean_over_steps",
         "backward_transfer",
         "learning_accuracy",
     ):

@@ -84,7 +84,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     if overrides and not options.takes_overrides:
         *most, last = (f"`{name}`" for name in commands.with_overrides())
         raise DualPromptError(f"'--{next(iter(overrides))}' only goes with {', '.join(most)} and {last}")
-    options.overrides = overrides
+    options.overrides, options.words = overrides, arguments
     return options
 
 

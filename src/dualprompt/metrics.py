@@ -38,7 +38,10 @@ def forgetting(S: Matrix) -> float:
 
 
 def backward_transfer(S: Matrix) -> float:
-    """BWT: the mean over earlier tasks of the last accuracy minus the one right after learning; 0 for one task."""
+    """BWT: the mean over earlier tasks of the last accuracy minus the one right after learning; 0 for one task.
+
+    It is −F unless the accuracy on some task rose above what it was right after learning, before the last task.
+    """
     check(S)
     last = len(S) - 1
     if last == 0:
@@ -46,8 +49,14 @@ def backward_transfer(S: Matrix) -> float:
     return float(np.mean([S[last][task] - S[task][task] for task in range(last)]))
 
 
-def anytime_average_accuracy(S: Matrix) -> float:
-    """Return the mean of A_1 … A_T."""
+def image_weighted_accuracy(S: Matrix, images: Sequence[int]) -> float:
+    """Return the share of all images that are right after the last task; `images[τ]` were judged of task τ."""
+    check(S)
+    return float(np.average(S[-1], weights=images))
+
+
+def mean_over_steps(S: Matrix) -> float:
+    """Return the mean of A_1 … A_T, which some papers call average or anytime accuracy."""
     check(S)
     return float(np.mean([np.mean(row) for row in S]))
 
@@ -77,13 +86,25 @@ def mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
     return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
 
 
-def summarise(S: Matrix, matching: Sequence[float] | None) -> dict[str, float | None]:
-    """Return every metric of a finished run; `matching` is the last row of per-task matching accuracies."""
+def variance(S: Matrix, images: Sequence[int]) -> float:
+    """Return the binomial variance of A_T, in squared percent: how it would scatter over draws of the images judged."""
+    check(S)
+    return float(sum(s * (100 - s) / n for s, n in zip(S[-1], images, strict=True)) / len(S) ** 2)
+
+
+def summarise(
+    S: Matrix, matching: Sequence[float] | None, images: Sequence[int] | None = None
+) -> dict[str, float | None]:
+    """Return every metric of a finished run.
+
+    `matching` is the last row of per-task matching accuracies; `images` are the numbers judged of each task, if known.
+    """
     return {
         "average_accuracy": average_accuracy(S),
         "forgetting": forgetting(S),
         "matching_accuracy": None if matching is None else float(np.mean(matching)),
-        "anytime_average_accuracy": anytime_average_accuracy(S),
+        "image_weighted_accuracy": image_weighted_accuracy(S, images) if images else None,
+        "mean_over_steps": mean_over_steps(S),
         "backward_transfer": backward_transfer(S),
         "learning_accuracy": learning_accuracy(S),
     }

@@ -1,9 +1,10 @@
-"""`table`, `sweep`, `study`, `report` and `compare`: many runs, and what they say together."""
+"""`table`, `sweep`, `study`, `report`, `publish` and `compare`: many runs, and what they say together."""
 
 from __future__ import annotations
 
 import argparse
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ examples:
   dualprompt table main --benchmark mini --methods dualprompt,frozen-head --seeds 3
   dualprompt table main --backbone embedded --seeds 3 --buffers 1000,5000 --jobs 2
   dualprompt table main --benchmark 5-datasets --methods dualprompt,dualprompt:keys=mean --out table.tex
+  dualprompt table main --benchmark mini --seeds 5 --seeds-finetune 1 --against frozen-head --publish mini.json
 """
 
 SWEEP_EXAMPLES = """\
@@ -40,6 +42,22 @@ examples:
   dualprompt sweep mini --methods dualprompt,frozen-head
   dualprompt sweep mini --methods frozen-head --grid train.lr=1e-3,5e-3 --grid train.epochs=2,5 --budget 4
   dualprompt sweep split-cifar100 --backbone embedded --methods dualprompt --jobs 2 --json
+"""
+
+PUBLISH_EXAMPLES = """\
+`--publish FILE.json` of table, study and sweep writes what is published: the configs without paths, accuracy matrices,
+versions, hashes, tables and verdicts. In a page, a block is filled from such a file, named from the page's folder:
+
+  <!-- published results/main.json table columns="method|A (%)|F (%)" -->
+  <!-- /published -->
+  <!-- published results/ablation.json finding -->
+  <!-- /published -->
+
+examples:
+  dualprompt study ablation mini --publish docs/results/ablation.json
+  dualprompt publish docs/results/ablation.json
+  dualprompt publish docs/results.md
+  dualprompt publish --check docs/*.md
 """
 
 STUDY_EXAMPLES = """\
@@ -73,11 +91,20 @@ def add(commands: Commands) -> None:
         help="with commas; NAME:OPTION=VALUE or NAME:train.OPTION=VALUE sets an option (default: all)",
     )
     table.add_argument("--seeds", type=int, default=5, help="how many seeds, counted up from 0 (default: %(default)s)")
+    table.add_argument(
+        "--seeds-finetune", type=int, metavar="N", help="seeds of methods that train the backbone (default: as --seeds)"
+    )
+    table.add_argument(
+        "--against",
+        metavar="METHOD",
+        help="the line that others are held against, seed by seed; METHOD@BUFFER, or none (default: dualprompt)",
+    )
     table.add_argument("--buffers", help="buffer sizes of rehearsal methods, with commas (default: the paper's)")
     table.add_argument(
         "--format", choices=("text", "markdown", "latex", "csv"), help="default: by --out's name, or text"
     )
     table.add_argument("--out", type=Path, help="also write the table to this file")
+    add_publish(table)
     add_store(table)
 
     sweep = commands.add(
@@ -97,7 +124,10 @@ def add(commands: Commands) -> None:
     )
     sweep.add_argument("--buffer", type=int, help="images that rehearsal methods keep (default: the recipe's)")
     sweep.add_argument("--seed", type=int, help="the one seed (default: 0)")
-    sweep.add_argument("--out", type=Path, help="folder for sweep.md and sweep.json (default: RUNS/sweep-PRESET)")
+    sweep.add_argument(
+        "--out", type=Path, help="folder for sweep.md and sweep.json (default: RUNS/sweep-PRESET, or beside it)"
+    )
+    add_publish(sweep)
     add_store(sweep)
 
     about = "carry out one of the paper's studies, reusing finished runs"
@@ -110,6 +140,15 @@ def add(commands: Commands) -> None:
         "paths", type=Path, nargs="+", metavar="PATH", help="directory of a run, of several, or of a study"
     )
     report.add_argument("--out", type=Path, help="the HTML file (default: report.html in the first directory)")
+
+    publish = commands.add(
+        "publish",
+        do_publish,
+        "render published JSON as Markdown, and fill the marked blocks of pages",
+        PUBLISH_EXAMPLES,
+    )
+    publish.add_argument("paths", type=Path, nargs="+", metavar="FILE", help="published .json, or a Markdown page")
+    publish.add_argument("--check", action="store_true", help="change nothing; fail if a page says other than its JSON")
 
     compare = commands.add("compare", do_compare, "show two runs side by side")
     compare.add_argument("runs", type=Path, nargs=2, metavar="RUN")
@@ -126,47 +165,65 @@ def add_study(command: Parser) -> None:
     command.add_argument("--budget", type=int, help="settings that each sweep of a search may try; auto: runs in all")
     command.add_argument("--buffers", help="buffer sizes of study buffers, with commas")
     command.add_argument("--methods", help="methods of study buffers, with commas")
-    command.add_argument("--out", type=Path, help="folder for table and figures (default: RUNS/study-NAME-PRESET)")
+    command.add_argument(
+        "--out", type=Path, help="folder for table and figures (default: RUNS/study-NAME-PRESET, or beside it)"
+    )
+    add_publish(command)
     add_store(command)
+
+
+def add_publish(command: Parser) -> None:
+    """Add the option that writes what is published."""
+    command.add_argument(
+        "--publish", type=Path, metavar="FILE.json", help="also write every run and number, without paths, to this file"
+    )
 
 
 def do_table(options: argparse.Namespace) -> None:
     """Print one of the paper's tables, running what it lacks."""
     from dualprompt.console import Terminal
     from dualprompt.files import runs_root, write_text
-    from dualprompt.studies import main_table, store
+    from dualprompt.studies import main_table, publication, store
     from dualprompt.studies.sheet import as_csv, as_latex, as_markdown, as_rich
     from dualprompt.studies.tables import text
 
+    publication.check_target(options.publish)
     methods = names(options.methods) or main_table.default_methods()
     overrides = many_overrides(options)
     lines = main_table.lines(options.benchmark, options.recipe, methods, sizes(options.buffers), overrides)
+    against = main_table.reference(lines, options.against)
+    seeds = main_table.Seeds(options.seeds, options.seeds_finetune)
     root = options.runs or runs_root()
     with Terminal() as terminal, workers(options) as jobs:
-        rows = main_table.rows(options.benchmark, lines, options.seeds, root, terminal, jobs)
-    sheet = main_table.sheet(rows)
+        rows = main_table.rows(options.benchmark, lines, seeds, root, terminal, jobs)
+    reference = next((row for row in rows if row.line is against), None)
+    sheet = main_table.sheet(rows, reference)
     suffix = options.out.suffix if options.out else ""
     form = options.format or {".md": "markdown", ".tex": "latex", ".csv": "csv"}.get(suffix, "text")
     written = {
         "text": lambda: text(as_rich(sheet)),
         "markdown": lambda: as_markdown(sheet),
         "latex": lambda: as_latex(sheet),
-        "csv": lambda: as_csv([row.values() for row in rows]),
+        "csv": lambda: as_csv([row.values(reference) for row in rows]),
     }[form]()
     if options.out:
         write_text(options.out, written)
     shown = fitting_sheet(sheet) if form == "text" else written.rstrip("\n")
-    emit(options, main_table.combined(rows), shown)
+    emit(options, main_table.combined(rows, reference), shown)
     store.complain([each for row in rows for each in row.obtained])
+    if options.publish:
+        groups = [({"label": row.line.label, "buffer": row.line.buffer}, row.obtained) for row in rows]
+        publication.publish(options.publish, "table", options.words, [sheet], groups)
 
 
 def do_sweep(options: argparse.Namespace) -> None:
     """Choose the hyper-parameters of methods."""
     from dualprompt.console import Terminal
     from dualprompt.files import runs_root, write_json, write_text
-    from dualprompt.studies import store, sweep
+    from dualprompt.studies import folders, publication, store, sweep
     from dualprompt.studies.sheet import as_markdown
 
+    publication.check_target(options.publish)
     grid = dict(read_axis(text) for text in options.grid)
     overrides = many_overrides(options) | ({} if options.seed is None else {"seed": options.seed})
     methods = names(options.methods)
@@ -174,17 +231,22 @@ def do_sweep(options: argparse.Namespace) -> None:
         options.preset, options.recipe, methods, grid, options.budget, overrides, options.buffer, options.extend
     )
     root = options.runs or runs_root()
+    base = options.out or root / f"sweep-{Path(options.preset).stem}"
+    folders.place(base, "sweep.json", search.question(), options.out is not None)  # refuses before anything is run
     with Terminal() as terminal, workers(options) as jobs:
         tries = search.run(root, terminal, jobs)
+    folder = folders.place(base, "sweep.json", search.question(), options.out is not None)
     sheet, lines = search.sheet(tries), sweep.preset_lines(sweep.winners(tries))
     value = search.combined(tries)
-    folder = options.out or root / f"sweep-{Path(options.preset).stem}"
     write_text(folder / "sweep.md", f"{as_markdown(sheet)}\n```yaml\n{lines}\n```\n")
     write_json(folder / "sweep.json", value)
     recipe = str(value["recipe"]).removesuffix(", changed")
     told = f"also in {folder / 'sweep.md'} and sweep.json; the winners, to put below recipes.{recipe}:\n{lines}"
     emit(options, value, fitting_sheet(sheet), told)
     store.complain([each.obtained for each in tries])
+    if options.publish:
+        groups = [({"label": each.method, "values": each.values, "best": each.best}, [each.obtained]) for each in tries]
+        publication.publish(options.publish, "sweep", options.words, [sheet], groups)
 
 
 def read_axis(text: str) -> tuple[str, tuple[Any, ...]]:
@@ -202,8 +264,9 @@ def do_study(options: argparse.Namespace) -> None:
     """Carry out a study, and print its tables and its finding."""
     from dualprompt.console import Terminal
     from dualprompt.files import runs_root
-    from dualprompt.studies import results, store, study
+    from dualprompt.studies import folders, publication, results, store, study
 
+    publication.check_target(options.publish)
     chosen = study.load(options.name)
     if options.budget is not None and not chosen.searches:
         raise DualPromptError(f"study {chosen.name} searches nothing; leave --budget out")
@@ -225,11 +288,20 @@ def do_study(options: argparse.Namespace) -> None:
             tuple(names(options.methods)),
             options.jobs,
         )
+        asked = results.question(chosen, lab)
+        lab = replace(lab, folder=folders.place(lab.folder, results.FILE, asked, options.out is not None))
         outcome = chosen.run(lab)
         value = results.publish(chosen, lab, outcome)
     where = f"also in {lab.folder}; a page of it: dualprompt report {shlex.quote(str(lab.folder))}"
     emit(options, value, *(fitting_sheet(sheet) for sheet in outcome.sheets), outcome.finding, where)
     store.complain([each for row in outcome.rows for each in row.obtained])
+    if options.publish:
+        groups = [
+            ({"label": row.setting.label, "part": row.part, "options": row.setting.options}, row.obtained)
+            for row in outcome.rows
+        ]
+        found = (outcome.finding, outcome.verdicts)
+        publication.publish(options.publish, f"study {chosen.name}", options.words, outcome.sheets, groups, *found)
 
 
 def do_report(options: argparse.Namespace) -> None:
@@ -240,6 +312,32 @@ def do_report(options: argparse.Namespace) -> None:
     with Terminal() as terminal:
         path = report(options.paths, options.out, terminal)
     emit(options, {"report": str(path)}, str(path))
+
+
+def do_publish(options: argparse.Namespace) -> None:
+    """Render published JSON, and fill the marked blocks of pages from it."""
+    from dualprompt.studies import blocks, publication
+
+    told, stale = [], []
+    for path in options.paths:
+        if path.suffix == ".json":
+            value = publication.read(path)
+            wrong = publication.contradictions(value)
+            if wrong:
+                raise DualPromptError(f"{path} contradicts itself: {'; '.join(wrong)}; publish it again")
+            told.append({"path": str(path), "markdown": publication.markdown(value)})
+        else:
+            count, changed = blocks.fill(path, options.check)
+            told.append({"path": str(path), "blocks": count, "changed": changed})
+            stale += [str(path)] if changed else []
+    lines = [
+        each["markdown"].rstrip("\n") if "markdown" in each
+        else f"{each['path']}: {each['blocks']} blocks, {'changed' if each['changed'] else 'unchanged'}"
+        for each in told
+    ]  # fmt: skip
+    emit(options, {"files": told}, *lines)
+    if options.check and stale:
+        raise DualPromptError(f"not what the published JSON says: {', '.join(stale)}; run `dualprompt publish` on them")
 
 
 def do_compare(options: argparse.Namespace) -> None:

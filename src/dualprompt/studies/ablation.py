@@ -5,7 +5,8 @@ from __future__ import annotations
 from dualprompt.studies import paper
 from dualprompt.studies.figures import curves
 from dualprompt.studies.study import Lab, Outcome, Row, Setting, Study
-from dualprompt.studies.words import about, difference, table
+from dualprompt.studies.verdict import Verdict, judge, tally
+from dualprompt.studies.words import about, between, finding, table
 
 Parts = tuple[bool, bool, bool]  # G-Prompt, E-Prompt, multi-layer
 
@@ -34,11 +35,13 @@ def run(lab: Lab) -> Outcome:
     known = {settings[parts].label: numbers for parts, numbers in paper.ABLATION.items()}
     listed = list(rows.values())
     labelled = [result | {"label": row.setting.label} for row in listed for result in row.results]
+    verdicts = _verdicts(rows)
     return Outcome(
-        _sentence(rows),
+        finding(f"Of the paper's {len(verdicts)} steps {tally(verdicts)}.", verdicts),
         (table(f"ablation: {about(listed)}", "parts", [listed], known, paper.SEARCHED_ON),),
         {"accuracy": curves(labelled)[0]} if labelled else {},
         tuple(listed),
+        verdicts=tuple(verdicts),
     )
 
 
@@ -50,24 +53,22 @@ def _layers(lab: Lab, option: str, papers: tuple[int, ...]) -> list[int]:
     return [layer for layer in papers if layer <= lab.depth] or [lab.depth]
 
 
-def _sentence(rows: dict[Parts, Row]) -> str:
-    """Compare each step that the paper takes from the bare backbone to the full method."""
+def _verdicts(rows: dict[Parts, Row]) -> list[Verdict]:
+    """Judge each step that the paper takes from the bare backbone to the full method."""
     steps = (
         ("G alone beats none", (True, False, False), (False, False, False)),
         ("E alone beats G alone", (False, True, False), (True, False, False)),
         ("both beat E alone", (True, True, False), (False, True, False)),
         ("several layers beat one", (True, True, True), (True, True, False)),
     )
-    told, held, seeds = [], 0, 1
-    for name, better, worse in steps:
-        gap = difference(rows[better], rows[worse])
-        theirs = paper.ABLATION[better][0] - paper.ABLATION[worse][0]
-        if gap is not None:
-            held += gap.mean > 0 and (gap.clear or gap.seeds == 1)
-            seeds = gap.seeds
-            told.append(f"{name}: {gap}, paper {theirs:+.2f}")
-    how = "beyond the spread over seeds" if seeds > 1 else "on this one seed"
-    return f"Of the paper's {len(steps)} steps {held} hold here {how}. {'; '.join(told)}."
+    return [
+        judge(
+            claim,
+            between(rows[better], rows[worse]),
+            paper=f"{paper.ABLATION[better][0] - paper.ABLATION[worse][0]:+.2f}",
+        )
+        for claim, better, worse in steps
+    ]
 
 
 STUDY = Study(

@@ -17,7 +17,9 @@ from dualprompt.studies import paper
 from dualprompt.studies.pictures import Line, Lines
 from dualprompt.studies.positions import attached
 from dualprompt.studies.study import HELD_OUT, Lab, Outcome, Row, Setting, Study, best
-from dualprompt.studies.words import about, counted, difference, on_test, table
+from dualprompt.studies.tables import explained
+from dualprompt.studies.verdict import judge
+from dualprompt.studies.words import about, between, counted, finding, spread, table
 from dualprompt.training.run import config_digest
 
 if TYPE_CHECKING:
@@ -40,7 +42,8 @@ def run(lab: Lab) -> Outcome:
     search.go()
     chosen = best([row for row in search.rows.values() if len(row.results) == lab.seeds] or list(search.rows.values()))
     papers = _setting(_papers(lab.depth), lab.depth)
-    tested, _ = on_test(lab, chosen.setting, papers)
+    settings = [chosen.setting] if chosen.setting.options == papers.options else [chosen.setting, papers]
+    tested = lab.test(settings)
     return _outcome(search, budget, chosen, papers, tested)
 
 
@@ -173,15 +176,16 @@ def _outcome(search: _Search, budget: int, chosen: Row, papers: Setting, tested:
     rows = list(search.rows.values())
     whole = [row for row in rows if len(row.obtained) == search.lab.seeds]
     given_up = len(rows) - len(whole)
+    told = (
+        f"Within {counted(budget, 'run')} ({len(rows)} settings, {given_up} given up early) the search chose "
+        f"{chosen.setting.label}."
+    )
+    verdicts = []
     if len(tested) == 1:
-        sentence = f"Within {counted(budget, 'run')} nothing better than the paper's choice was found: {papers.label}."
+        told = f"Within {counted(budget, 'run')} nothing better than the paper's choice was found: {papers.label}."
     else:
-        gap = difference(tested[0], tested[1])
-        better = "too many runs failed to compare" if gap is None else f"{gap} of A on the test images"
-        sentence = (
-            f"Within {counted(budget, 'run')} ({len(rows)} settings, {given_up} given up early) the search chose "
-            f"{chosen.setting.label}; against the paper's choice with the same training and seeds: {better}."
-        )
+        claim = f"the search's choice beats the paper's, {papers.label}, with the same training and seeds"
+        verdicts = [judge(claim, between(tested[0], tested[1]), of="on test images")]
     ranked = sorted(whole, key=lambda row: -(row.mean() or 0))[:10]
     sheet = table(
         f"auto: {about(rows)}",
@@ -190,16 +194,24 @@ def _outcome(search: _Search, budget: int, chosen: Row, papers: Setting, tested:
         marked=[chosen],
         remarks=[f"the {len(ranked)} best of {len(rows)} settings; the paper's choice was the first tried"],
     )
-    return Outcome(sentence, (sheet,), {"search": _picture(rows)}, (*rows, *tested), chosen.setting.options)
+    return Outcome(
+        finding(told, verdicts),
+        (sheet,),
+        {"search": _picture(rows)},
+        (*rows, *tested),
+        chosen.setting.options,
+        verdicts=tuple(verdicts),
+    )
 
 
 def _picture(rows: Sequence[Row]) -> Lines:
-    finished = [(float(number), row.mean() or 0.0) for number, row in enumerate(rows, start=1) if row.results]
-    found = [mean for _, mean in finished]
-    numbers = [number for number, _ in finished]
+    finished = [(float(number), row) for number, row in enumerate(rows, start=1) if row.results]
+    numbers, found = [number for number, _ in finished], [row.mean() or 0.0 for _, row in finished]
     so_far = [max(found[: place + 1]) for place in range(len(found))]
-    lines = [Line("setting", numbers, found), Line("best so far", numbers, so_far)]
-    return Lines("search of positions and lengths", "setting", "average accuracy A (%), validation", lines)
+    lines = [Line("setting", numbers, found, spread([row for _, row in finished]))]
+    lines.append(Line("best so far", numbers, so_far))
+    title = "; ".join(["search of positions and lengths", *explained(len(row.results) for _, row in finished)])
+    return Lines(title, "setting", "average accuracy A (%), validation", lines)
 
 
 STUDY = Study(
@@ -210,4 +222,5 @@ STUDY = Study(
     seeds=2,
     searches=True,
     mini_budget=12,
+    goes_on=True,
 )

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from dualprompt.config import BUFFER_SIZE
 from dualprompt.errors import DualPromptError
-from dualprompt.metrics import mean_and_deviation
 from dualprompt.studies import paper
 from dualprompt.studies.pictures import Line, Lines
 from dualprompt.studies.study import Lab, Outcome, Row, Setting, Study, rehearses
-from dualprompt.studies.words import about, counted, judged, table
+from dualprompt.studies.verdict import Verdict, decide, judge
+from dualprompt.studies.words import about, between, counted, finding, pictured, spread, table
 
 REHEARSAL = ("er", "gdumb", "der++")  # those of the paper's first figure
 WITHOUT = ("dualprompt", "l2p")
@@ -30,46 +30,55 @@ def run(lab: Lab) -> Outcome:
     curves = {name: rows[i * len(sizes) : (i + 1) * len(sizes)] for i, name in enumerate(keep)}
     levels = dict(zip(without, rows[len(with_buffer) :], strict=True))
     groups = [*curves.values(), list(levels.values())]
+    verdicts = _verdicts(curves, sizes)
     return Outcome(
-        _sentence(curves, levels["dualprompt"], sizes),
+        finding(_told(curves, levels["dualprompt"], sizes), verdicts),
         (table(f"buffers: {about(rows)}", "method", groups),),
         {"buffers": _picture(curves, levels, sizes)},
         tuple(rows),
+        verdicts=tuple(verdicts),
     )
 
 
-def _sentence(curves: dict[str, list[Row]], dualprompt: Row, sizes: Sequence[int]) -> str:
-    """Say from which buffer size on each method is as good as DualPrompt, and what shrinking the buffer costs."""
+def _told(curves: dict[str, list[Row]], dualprompt: Row, sizes: Sequence[int]) -> str:
+    """Say at which buffer sizes each method is above DualPrompt, below it, or not to be told apart."""
     level = dualprompt.mean()
     if level is None:
         return "DualPrompt's runs failed, so there is nothing to compare with."
     images = sum(task["train"] for task in dualprompt.obtained[0].run.manifest()["tasks"])
-    told, falls = [], 0
+    words = {"does not hold": "below it", "cannot be told": "not told apart", "holds": "above it"}
+    told = []
     for name, rows in curves.items():
-        means = [row.mean() for row in rows]
-        enough = [size for size, mean in zip(sizes, means, strict=True) if mean is not None and mean >= level]
-        falls += means[0] is not None and means[-1] is not None and means[0] < means[-1]
-        reached = f"reaches it with {enough[0]}" if enough else f"not even with {sizes[-1]}"
-        told.append(f"{name} {reached} ({(enough or sizes[-1:])[0] / images:.0%} of the training images)")
-    verdict = "holds" if falls == len(curves) else f"holds for {falls} of {len(curves)} methods"
+        places: dict[str, list[str]] = {}
+        for size, row in zip(sizes, rows, strict=True):
+            place = words[decide(between(row, dualprompt))] if row.results else "failed"
+            places.setdefault(place, []).append(f"{size} ({size / images:.0%})")
+        told.append(f"{name}: " + ", ".join(f"{place} with {' and '.join(at)}" for place, at in places.items()))
     return (
-        f"DualPrompt, without a buffer, has A = {level:.2f} ({counted(len(dualprompt.results), 'seed')}); of images "
-        f"kept, {', '.join(told)}. The paper's finding that rehearsal loses accuracy as its buffer shrinks {verdict} "
-        "here; there they need about 5000 images of Split ImageNet-R, 20%, to close the gap."
+        f"DualPrompt, without a buffer, has A = {level:.2f} ({counted(len(dualprompt.results), 'seed')}). With so many "
+        f"images kept, of the training images: {'; '.join(told)}. In the paper rehearsal needs about 5000 images of "
+        "Split ImageNet-R, 20%, to close the gap."
     )
+
+
+def _verdicts(curves: dict[str, list[Row]], sizes: Sequence[int]) -> list[Verdict]:
+    """Judge what shrinking the buffer costs each method."""
+    if len(sizes) < 2:
+        return []
+    claim = f"loses accuracy as its buffer shrinks from {sizes[-1]} to {sizes[0]} images"
+    return [judge(f"{name} {claim}", between(rows[-1], rows[0])) for name, rows in curves.items()]
 
 
 def _picture(curves: dict[str, list[Row]], levels: dict[str, Row], sizes: Sequence[int]) -> Lines:
     lines = []
     for name, rows in (*curves.items(), *((name, [row]) for name, row in levels.items())):
-        level = name in levels
-        places = [(x, row) for x, row in enumerate([rows[0]] if level else rows) if row.results]
-        means = [mean_and_deviation(row.numbers("average_accuracy")) for _, row in places]
-        if means:
-            spread = [deviation for _, deviation in means] if len(rows[0].obtained) > 1 else None
-            lines.append(Line(name, [float(x) for x, _ in places], [mean for mean, _ in means], spread, level))
+        places = [(float(x), row) for x, row in enumerate(rows) if row.results]
+        finished = [row for _, row in places]
+        if finished:
+            means = [row.mean() or 0.0 for row in finished]
+            lines.append(Line(name, [x for x, _ in places], means, spread(finished), name in levels))
     return Lines(
-        f"accuracy by buffer size: {judged(next(iter(curves.values())))}",
+        pictured("accuracy by buffer size", [row for rows in curves.values() for row in rows]),
         "images kept (buffer size)",
         "average accuracy A (%)",
         lines,

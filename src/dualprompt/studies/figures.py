@@ -8,7 +8,7 @@ import numpy as np
 
 from dualprompt.metrics import over_tasks
 from dualprompt.studies.pictures import Grid, Line, Lines
-from dualprompt.studies.tables import Result, by_method, label
+from dualprompt.studies.tables import Result, by_method, explained, label
 
 
 def _numbered(count: int) -> list[str]:
@@ -42,14 +42,16 @@ def confusion_grid(results: Sequence[Result]) -> Grid:
     """Return which task's E-Prompt the images of each task used in the end, in percent of their number."""
     shares = [[[100 * n / sum(row) for n in row] for row in result["matching_confusion"]] for result in results]
     names = _task_names(results[0]["tasks"])
+    title = "; ".join([f"{label(results[0])}: which task's E-Prompt is selected (%)", *explained([len(results)])])
     return Grid(
-        f"{label(results[0])}: which task's E-Prompt is selected (%)",
+        title,
         "task whose E-Prompt is selected",
         "task of the image",
         _numbered(len(names)),
         names,
         np.mean(shares, axis=0).tolist(),
         "share (%)",
+        spread=np.std(shares, axis=0, ddof=1).tolist() if len(results) > 1 else None,
     )
 
 
@@ -76,7 +78,7 @@ def _task_names(names: Sequence[str]) -> list[str]:
 
 
 def curves(results: Sequence[Result]) -> tuple[Lines, Lines]:
-    """Return A_t and F_t over the tasks, a line a method with a band over its seeds."""
+    """Return A_t and F_t over the tasks, a line a method with the deviation over its seeds."""
     found = []
     for key, name in (("average_accuracy", "average accuracy A (%)"), ("forgetting", "forgetting F (%)")):
         lines = []
@@ -85,5 +87,6 @@ def curves(results: Sequence[Result]) -> tuple[Lines, Lines]:
             tasks = list(map(float, range(1, values.shape[1] + 1)))
             spread = values.std(axis=0, ddof=1).tolist() if len(group) > 1 else None
             lines.append(Line(method, tasks, values.mean(axis=0).tolist(), spread))
-        found.append(Lines(name.rsplit(" ", 2)[0], "tasks learned", name, lines))
+        bars = explained(len(group) for group in by_method(results).values())
+        found.append(Lines("; ".join([name.rsplit(" ", 2)[0], *bars]), "tasks learned", name, lines))
     return found[0], found[1]

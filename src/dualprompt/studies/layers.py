@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from dualprompt.studies import paper
 from dualprompt.studies.pictures import Line, Lines
 from dualprompt.studies.positions import attached, e_layers, g_layers, sweeps
 from dualprompt.studies.study import Lab, Outcome, Row, Study, best
-from dualprompt.studies.words import Published, about, counted, judged, on_test, span, table
+from dualprompt.studies.verdict import Verdict, judge
+from dualprompt.studies.words import (
+    Published,
+    about,
+    between,
+    counted,
+    finding,
+    leader,
+    papers_choice,
+    pictured,
+    span,
+    spread,
+    table,
+)
 
 Span = tuple[int, int]
+Layers = Callable[[Row], tuple[int, ...]]
 
 
 def around_e(layer: int, depth: int) -> list[Span]:
@@ -47,20 +61,20 @@ def run(lab: Lab) -> Outcome:
     g_rows = lab.search(f"span of G, E at {span(e_best)}", [attached(_layers(each), e_best) for each in spans])
     chosen = best(g_rows)
     papers = attached(paper.G_LAYERS, paper.E_LAYERS) if lab.depth >= paper.E_LAYERS[-1] else None
-    tested, outcome = on_test(lab, chosen.setting, papers)
-    more = [name for name, layers in (("E", e_layers(chosen)), ("G", g_layers(chosen))) if len(layers) > 1]
-    holds = "holds" if len(more) == 2 else f"holds for {more[0]} only" if more else "does not hold"
-    sentence = (
-        f"On validation images ({counted(lab.seeds, 'seed')}) the best spans are E {span(e_best)} and "
-        f"G {span(g_layers(chosen))}; the paper: E {span(paper.E_LAYERS)} and G {span(paper.G_LAYERS)}. Its "
-        f"finding that several layers beat the best single one {holds} here.{outcome}"
+    tested, verdicts = papers_choice(lab, g_rows, papers)
+    verdicts += [_several("E", e_rows, e_layers), _several("G", g_rows, g_layers), _everywhere(g_rows, lab.depth)]
+    told = (
+        f"On validation images ({counted(lab.seeds, 'seed')}), of spans of E: "
+        f"{leader(e_rows, lambda row: span(e_layers(row)))}; then of G: "
+        f"{leader(g_rows, lambda row: span(g_layers(row)))}; the paper: E {span(paper.E_LAYERS)} and "
+        f"G {span(paper.G_LAYERS)}."
     )
     published: dict[str, Published] = {f"G none, E {_name(ends)}": (a, None) for ends, a in paper.E_SPANS.items()}
     if e_best == paper.E_LAYERS:
         published |= {f"G {_name(ends)}, E {span(e_best)}": (a, None) for ends, a in paper.G_SPANS.items()}
     known = published if any(row.setting.label in published for row in (*e_rows, *g_rows)) else None
     return Outcome(
-        sentence,
+        finding(told, verdicts),
         (
             table(
                 f"layers: {about(e_rows)}",
@@ -74,7 +88,22 @@ def run(lab: Lab) -> Outcome:
         {"e-spans": _picture("E", e_rows), "g-spans": _picture("G", g_rows)},
         (*e_rows, *g_rows, *tested),
         chosen.setting.options,
+        verdicts=tuple(verdicts),
     )
+
+
+def _several(name: str, rows: Sequence[Row], layers: Layers) -> Verdict:
+    """Hold the best span of several layers against the single one."""
+    several = [row for row in rows if len(layers(row)) > 1 and row.results]
+    single = next(row for row in rows if len(layers(row)) == 1)
+    return judge(f"several layers of {name} beat one", between(best(several), single) if several else None)
+
+
+def _everywhere(rows: Sequence[Row], depth: int) -> Verdict:
+    """Hold the best of the other spans of G against all layers."""
+    others = [row for row in rows if len(g_layers(row)) < depth and row.results]
+    every = [row for row in rows if len(g_layers(row)) == depth]
+    return judge("G at every layer harms", between(best(others), every[0]) if others and every else None)
 
 
 def _name(ends: Span) -> str:
@@ -82,14 +111,14 @@ def _name(ends: Span) -> str:
 
 
 def _picture(which: str, rows: Sequence[Row]) -> Lines:
-    layers = e_layers if which == "E" else g_layers
+    layers: Layers = e_layers if which == "E" else g_layers
     finished = sorted((row for row in rows if row.results), key=layers)
     means = [row.mean() or 0.0 for row in finished]
     return Lines(
-        f"layers of the {which}-Prompt: {judged(rows)}",
+        pictured(f"layers of the {which}-Prompt", rows),
         "layers",
         "average accuracy A (%)",
-        [Line("", list(map(float, range(len(finished)))), means)],
+        [Line("", list(map(float, range(len(finished)))), means, spread(finished))],
         [span(layers(row)) for row in finished],
         mark_best=True,
         joined=False,

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dualprompt.errors import DualPromptError
 from dualprompt.studies import paper
 from dualprompt.studies.pictures import Grid
-from dualprompt.studies.study import Lab, Outcome, Row, Setting, Study, best
-from dualprompt.studies.words import about, difference, judged, on_test, table
+from dualprompt.studies.study import Lab, Outcome, Row, Setting, Study, at_top, best
+from dualprompt.studies.words import about, counted, finding, leader, papers_choice, pictured, spread, table
 
 
 def setting(g_length: int, e_length: int) -> Setting:
@@ -31,50 +31,48 @@ def run(lab: Lab) -> Outcome:
     lengths = tried(lab.budget)
     rows = lab.search("grid", [setting(g, e) for g in lengths for e in lengths])
     chosen, papers = best(rows), setting(paper.G_LENGTH, paper.E_LENGTH)
-    tested, outcome = on_test(lab, chosen.setting, papers)
+    tested, verdicts = papers_choice(lab, rows, papers)
     theirs = next(row for row in rows if row.setting == papers)
     finished = [row for row in rows if row.results]
     means = [row.mean() or 0 for row in finished]
-    sentence = (
-        f"On validation images {chosen.setting.label} is the best of {len(finished)} (A = {chosen.mean():.2f}), "
-        f"which span {max(means) - min(means):.2f} points; "
-        f"the paper's {papers.label} "
+    place = 1 + sum(mean > (theirs.mean() or 0) for mean in means)
+    told = (
+        f"On validation images ({counted(lab.seeds, 'seed')}), of {len(finished)} settings "
+        f"{leader(rows, lambda row: row.setting.label)}; they span {max(means) - min(means):.2f} points, and the "
+        f"paper's {papers.label} {f'comes in place {place}' if theirs.results else 'failed'}."
     )
-    if not theirs.results:
-        sentence += "failed."
-    elif chosen is theirs:
-        sentence += "is that choice: its finding holds here."
-    elif theirs.mean() == chosen.mean():
-        sentence += "is as accurate: its finding is neither confirmed nor refuted here."
-    else:
-        place = 1 + sum((row.mean() or 0) > (theirs.mean() or 0) for row in finished)
-        gap = difference(theirs, chosen)
-        sentence += f"comes in place {place}, {gap}: its finding does not hold here.{outcome}"
     return Outcome(
-        sentence,
+        finding(told, verdicts),
         (table(f"lengths: {about(rows)}", "lengths", [rows, tested], marked=[chosen]),),
-        {"lengths": _picture(rows, lengths, chosen)},
+        {"lengths": _picture(rows, lengths)},
         (*rows, *tested),
         chosen.setting.options,
+        verdicts=tuple(verdicts),
     )
 
 
-def _picture(rows: Sequence[Row], lengths: Sequence[int], chosen: Row) -> Grid:
-    values = [row.mean() for row in rows]
-    side, names = len(lengths), [str(length) for length in lengths]
-    place = next(number for number, row in enumerate(rows) if row is chosen)
+def _picture(rows: Sequence[Row], lengths: Sequence[int]) -> Grid:
+    """Return the grid; the best cell is framed if it is alone at the top."""
+    side, names, deviations = len(lengths), [str(length) for length in lengths], spread(rows)
+    top = at_top(rows)
+    place = next(number for number, row in enumerate(rows) if row is top[0])
+
+    def square(values: Sequence[float | None]) -> list[list[float | None]]:
+        return [list(values[i * side : (i + 1) * side]) for i in range(side)]
+
     return Grid(
-        f"accuracy by prompt length: {judged(rows)}",
+        pictured("accuracy by prompt length", rows),
         "length of the E-Prompt",
         "length of the G-Prompt",
         names,
         names,
-        [values[i * side : (i + 1) * side] for i in range(side)],
+        square([row.mean() for row in rows]),
         "average accuracy A (%)",
         low=None,
         high=None,
         digits=2,
-        framed=[list(divmod(place, side))],
+        framed=[list(divmod(place, side))] if len(top) == 1 else [],
+        spread=square(deviations) if deviations else None,
     )
 
 

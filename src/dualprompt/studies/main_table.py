@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from dualprompt.config import BUFFER_SIZE, RunConfig, compose, load_preset, read_line
-from dualprompt.errors import DualPromptError
+from dualprompt.errors import DualPromptError, nearest
 from dualprompt.methods.base import METHODS, method_config
 from dualprompt.metrics import mean_and_deviation
 from dualprompt.progress import SILENT, Progress
 from dualprompt.studies import paper
 from dualprompt.studies.sheet import Column, Sheet
 from dualprompt.studies.store import Obtained, Workers, obtain
-from dualprompt.studies.tables import ABSENT, over_seeds, plus_minus
+from dualprompt.studies.tables import ABSENT, explained, over_seeds, plus_minus
+from dualprompt.studies.verdict import RULE, Difference, decide, paired
 
-METRICS = ("average_accuracy", "forgetting", "matching_accuracy")
 LONGER = "epochs_factor=4"  # the option of a second line of joint training, beside that with the budget of all others
+METRICS = ("average_accuracy", "forgetting", "matching_accuracy", "image_weighted_accuracy", "mean_over_steps")
+REFERENCE = "dualprompt"
+PLACES = {"holds": "above", "does not hold": "below", "cannot be told": "cannot be told"}
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,16 @@ class Line:
         """Whether it trains on all tasks at once, so that forgetting says nothing of it."""
         return METHODS[self.method].joint
 
+    @property
+    def finetunes(self) -> bool:
+        """Whether it trains the backbone, which takes longer than prompts and heads."""
+        return bool(getattr(method_config(self.config.method), "train_backbone", False))
+
+    @property
+    def name(self) -> str:
+        """What `--against` calls it."""
+        return self.label if self.buffer is None else f"{self.label}@{self.buffer}"
+
 
 @dataclass(frozen=True)
 class Row:
@@ -59,17 +73,26 @@ class Row:
         """The runs that have a result."""
         return [each for each in self.obtained if not each.error]
 
+    @cached_property
+    def results(self) -> list[dict[str, Any]]:
+        """The numbers of the runs that have not failed."""
+        return [each.run.result() for each in self.finished]
+
     def numbers(self, key: str) -> list[float]:
         """Return a metric of every finished run that has it."""
         if key == "forgetting" and self.line.joint:
             return []
-        values = [each.run.result()[key] for each in self.finished]
-        return [value for value in values if value is not None]
+        return [result[key] for result in self.results if result[key] is not None]
 
-    def values(self) -> dict[str, Any]:
+    def against(self, reference: Row | None) -> Difference | None:
+        """Return how much higher its A is than the reference's, over the seeds that both have."""
+        return None if reference is None or reference is self else paired(self.results, reference.results)
+
+    def values(self, reference: Row | None = None) -> dict[str, Any]:
         """Return what JSON and CSV say of the line, in full precision."""
         means = {key: mean_and_deviation(found) if (found := self.numbers(key)) else (None, None) for key in METRICS}
-        first = self.finished[0].run.result() if self.finished else None
+        first = self.results[0] if self.results else None
+        gap = self.against(reference)
         buffer = (first or {}).get("buffer") or {}
         published = self.published or (None,) * len(paper.Published._fields)
         return {
@@ -81,6 +104,12 @@ class Row:
             "buffer_size": self.line.buffer or 0,
             "seeds": len(self.finished),
             **{name: value for key in METRICS for name, value in zip((key, f"{key}_std"), means[key], strict=True)},
+            "against": reference.line.name if reference and gap else None,
+            "difference": gap and gap.mean,
+            "difference_std": gap and gap.deviation,
+            "difference_margin": gap and gap.margin,
+            "difference_seeds": gap and gap.seeds,
+            "difference_verdict": gap and PLACES[decide(gap)],
             **{f"paper_{name}": value for name, value in zip(paper.Published._fields, published, strict=True)},
             "buffer_images": buffer.get("images"),
             "buffer_bytes": buffer.get("bytes"),
@@ -137,24 +166,60 @@ def _benchmark(preset: str) -> str:
     return str(benchmark.get("name")) if isinstance(benchmark, dict) else ""
 
 
+@dataclass(frozen=True)
+class Seeds:
+    """How many seeds a line gets."""
+
+    usual: int
+    finetune: int | None = None  # of methods that train the backbone; None: as many as the others
+
+    def of(self, line: Line) -> int:
+        """Return the number of seeds of a line."""
+        return self.finetune if self.finetune is not None and line.finetunes else self.usual
+
+    def check(self) -> None:
+        """Refuse fewer than one."""
+        for option, count in (("--seeds", self.usual), ("--seeds-finetune", self.finetune)):
+            if count is not None and count < 1:
+                raise DualPromptError(f"{option} must be at least 1, found {count}")
+
+
 def rows(
-    preset: str, lines: Sequence[Line], seeds: int, root: Path, progress: Progress = SILENT, jobs: int | Workers = 1
+    preset: str, lines: Sequence[Line], seeds: Seeds, root: Path, progress: Progress = SILENT, jobs: int | Workers = 1
 ) -> list[Row]:
     """Run or reuse what each line needs. Seed after seed, so that methods share the images of one class order."""
-    if seeds < 1:
-        raise DualPromptError(f"--seeds must be at least 1, found {seeds}")
-    configs = [line.config.model_copy(update={"seed": line.config.seed + n}) for n in range(seeds) for line in lines]
-    found = obtain(configs, root, progress, jobs)
+    seeds.check()
+    asked = [(n, line) for n in range(max(map(seeds.of, lines))) for line in lines if n < seeds.of(line)]
+    configs = [line.config.model_copy(update={"seed": line.config.seed + n}) for n, line in asked]
+    found = list(zip((line for _, line in asked), obtain(configs, root, progress, jobs), strict=True))
     published = paper.TABLES.get(_benchmark(preset), {})
-    return [
-        Row(line, tuple(found[number :: len(lines)]), published.get(line.buffer or 0, {}).get(line.label))
-        for number, line in enumerate(lines)
-    ]
+    return [Row(line, tuple(got for own, got in found if own is line), _papers(published, line)) for line in lines]
 
 
-def sheet(rows: Sequence[Row]) -> Sheet:
-    """Return the table as the paper lays it out, with its own numbers beside ours where it has any."""
-    config, seeds = rows[0].line.config, len(rows[0].obtained)
+def _papers(published: paper.Table, line: Line) -> paper.Published | None:
+    return published.get(line.buffer or 0, {}).get(line.label)
+
+
+def reference(lines: Sequence[Line], against: str | None) -> Line | None:
+    """Return the line that the others are held against: the one that is asked for, or DualPrompt's if it is there."""
+    if against == "none":
+        return None
+    named = [line for line in lines if (against or REFERENCE) in (line.name, line.label)]
+    if len(named) == 1:
+        return named[0]
+    if against is None:
+        return None
+    several = f"is there more than once: write {' or '.join(line.name for line in named)}"
+    missing = nearest(against, [line.name for line in lines])
+    raise DualPromptError(f"--against: '{against}' {several if named else f'is no line of the table; {missing}'}")
+
+
+def sheet(rows: Sequence[Row], reference: Row | None = None) -> Sheet:
+    """Return the table as the paper lays it out, with its own numbers beside ours where it has any.
+
+    With a reference, each line says how its A differs from the reference's on the same seeds.
+    """
+    config = rows[0].line.config
     backbone = Path(config.backbone.name).name
     same = paper.is_its_backbone(config.backbone.name)
     theirs = [("paper's A (%)", 0), ("paper's F (%)", 2)] if any(row.published for row in rows) else []
@@ -165,7 +230,15 @@ def sheet(rows: Sequence[Row]) -> Sheet:
         Column("A (%)"),
         Column("F (%)"),
         *(Column(heading + mark) for heading, _ in theirs),
+        Column("seeds"),
+        *(
+            [Column(f"A − A of\n{reference.line.name}", lesser=True), Column("verdict", lesser=True)]
+            if reference
+            else []
+        ),
         Column("matching (%)", lesser=True),
+        Column("image-weighted\nA (%)", lesser=True),
+        Column("mean over\nsteps (%)", lesser=True),
         Column("buffer (MB)", lesser=True),
         Column("statistics\n(MB)", lesser=True),
         Column("additional\nparameters", lesser=True),
@@ -173,22 +246,26 @@ def sheet(rows: Sequence[Row]) -> Sheet:
     )
     groups: dict[tuple[bool, int | None], list[tuple[str, ...]]] = {}
     for row in rows:
-        values, line = row.values(), row.line
+        values, line, done, asked = row.values(), row.line, len(row.finished), len(row.obtained)
         cells = (
-            line.title if len(row.finished) == seeds else f"{line.title} ({len(row.finished)} of {seeds} seeds)",
+            line.title,
             ABSENT if line.joint else str(line.buffer or 0),
             over_seeds(row.numbers("average_accuracy")) if row.finished else "failed",
             over_seeds(row.numbers("forgetting")),
             *(_published(row.published, place) for _, place in theirs),
+            str(done) if done == asked else f"{done} of {asked}",
+            *(_compared(row.against(reference)) if reference else ()),
             over_seeds(row.numbers("matching_accuracy")),
+            over_seeds(row.numbers("image_weighted_accuracy")),
+            over_seeds(row.numbers("mean_over_steps")),
             ABSENT if values["buffer_bytes"] is None else f"{values['buffer_bytes'] / 1e6:.2f}",
             f"{values['kept_mb']:.2f}" if values["kept_mb"] else ABSENT,
             ABSENT if values["additional_parameters"] is None else f"{values['additional_parameters']:,}",
             ABSENT if values["training_seconds"] is None else f"{values['training_seconds']:,.1f}",
         )
         groups.setdefault((line.joint, line.buffer), []).append(cells)
-    over = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else f"seed {config.seed}"
-    remarks = [over]
+    remarks = explained(len(row.finished) for row in rows) or [f"seed {config.seed}"]
+    remarks += [f"differences are over the seeds that both lines have; {RULE}"] if reference else []
     if theirs and not same:
         remarks.append(
             f"the paper's numbers are of another backbone ({paper.BACKBONE_TITLE}): not comparable with {backbone}"
@@ -197,7 +274,14 @@ def sheet(rows: Sequence[Row]) -> Sheet:
     return Sheet(title, columns, tuple(tuple(group) for group in groups.values()), tuple(remarks))
 
 
-def combined(rows: Sequence[Row]) -> dict[str, Any]:
+def _compared(gap: Difference | None) -> tuple[str, str]:
+    if gap is None:
+        return ABSENT, ABSENT
+    around = "" if gap.deviation is None else f" ± {gap.deviation:.2f}"
+    return f"{gap.mean:+.2f}{around} ({gap.seeds})", PLACES[decide(gap)]
+
+
+def combined(rows: Sequence[Row], reference: Row | None = None) -> dict[str, Any]:
     """Return one object for `--json`."""
     config = rows[0].line.config
     return {
@@ -206,7 +290,7 @@ def combined(rows: Sequence[Row]) -> dict[str, Any]:
         "paper_backbone": paper.BACKBONE_TITLE,
         "same_backbone": paper.is_its_backbone(config.backbone.name),
         "rows": [
-            row.values()
+            row.values(reference)
             | {
                 "seeds": [each.config.seed for each in row.finished],
                 "runs": [str(each.run.folder) for each in row.finished],

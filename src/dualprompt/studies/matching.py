@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from dualprompt.files import read_json, write_json
+from dualprompt.files import write_json
 from dualprompt.metrics import mean_and_deviation
 from dualprompt.studies import figures, paper
 from dualprompt.studies.sheet import Column, Sheet
 from dualprompt.studies.study import Lab, Outcome, Row, Setting, Study
-from dualprompt.studies.tables import over_seeds
-from dualprompt.studies.words import Difference, about, judged, whose
+from dualprompt.studies.tables import explained, over_seeds
+from dualprompt.studies.verdict import RULE, Difference, Verdict, judge, paired
+from dualprompt.studies.words import about, finding, judged, whose
 from dualprompt.training import group
 from dualprompt.training.evaluate import evaluate_again
 from dualprompt.training.run import Run
@@ -27,22 +28,30 @@ def run(lab: Lab) -> Outcome:
     if not asked:
         return Outcome("Every run failed.", (), rows=tuple(rows))
     judgements = {"query": asked, "oracle": told}
-    gaps = [o["average_accuracy"] - q["average_accuracy"] for q, o in zip(asked, told, strict=True)]
-    gap = Difference(*mean_and_deviation(gaps), len(gaps))
     right = mean_and_deviation([result["matching_accuracy"] for result in asked])[0]
-    query, oracle = paper.MATCHING["query"], paper.MATCHING["oracle"]
-    theirs = oracle[1] - query[1]
-    near = "holds here" if gap.mean <= theirs else "does not hold here"
+    verdicts = _verdicts(paired(told, asked))
     sentence = (
-        f"A perfect match changes accuracy by {gap}, while queries find the right task for {right:.1f} % of the "
-        f"images; the paper: {theirs:+.2f} at {query[0]:.1f} % on {paper.SEARCHED_ON}. Its finding that accuracy stays "
-        f"close to that of a perfect match {near}."
+        f"Queries find the right task for {right:.1f} % of the images; the paper: {paper.MATCHING['query'][0]:.1f} % "
+        f"on {paper.SEARCHED_ON}."
     )
     labelled = [result | {"label": TITLES[name]} for name, results in judgements.items() for result in results]
     pictures: dict[str, Any] = {"accuracy": figures.curves(labelled)[0]}
     if all(result.get("matching_confusion") for result in asked):
         pictures["confusion"] = figures.confusion_grid(asked)
-    return Outcome(sentence, (_sheet(rows, judgements),), pictures, tuple(rows))
+    sheets = (_sheet(rows, judgements),)
+    return Outcome(finding(sentence, verdicts), sheets, pictures, tuple(rows), verdicts=tuple(verdicts))
+
+
+def _verdicts(gap: Difference | None) -> list[Verdict]:
+    """Judge what a perfect match adds, and whether that is less than it added in the paper."""
+    theirs = paper.MATCHING["oracle"][1] - paper.MATCHING["query"][1]
+    near = judge(
+        f"accuracy is closer to that of a perfect match than the {theirs:.2f} points of the paper",
+        gap and gap.beyond(theirs),
+        -1,
+        of=f"from {theirs:.2f}",
+    )
+    return [judge("a perfect match adds accuracy", gap, paper=f"{theirs:+.2f} on {paper.SEARCHED_ON}"), near]
 
 
 def perfect(lab: Lab, row: Row) -> list[dict[str, Any]]:
@@ -56,7 +65,7 @@ def perfect(lab: Lab, row: Row) -> list[dict[str, Any]]:
             setup = prepare(group.elsewhere_config(each.run.folder, each.config, {}), lab.progress, share=setup)
             each.run.check_same(setup.identity)
             write_json(kept, evaluate_again(setup, Run(each.run.folder), "oracle", lab.progress))
-        results.append(read_json(kept, "accuracy_matrix", "average_accuracy", "forgetting"))
+        results.append(each.run.read_result(kept))
     return results
 
 
@@ -76,7 +85,7 @@ def _sheet(rows: list[Row], judgements: dict[str, list[dict[str, Any]]]) -> Shee
             Column("paper's F (%)", lesser=True),
         ),
         (tuple(lines),),
-        (judged(rows),),
+        (judged(rows), *explained(len(results) for results in judgements.values()), RULE),
     )
 
 

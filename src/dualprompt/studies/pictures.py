@@ -48,6 +48,7 @@ class Grid:
     digits: int = 0
     colours: str = "YlGnBu"
     framed: list[list[int]] = field(default_factory=list)  # (row, column) of cells that stand out
+    spread: list[list[float | None]] | None = None  # what stands behind ± in each cell
     kind: ClassVar[str] = "grid"
 
     @property
@@ -59,9 +60,10 @@ class Grid:
     def data(self) -> list[dict[str, Any]]:
         """Return the numbers, a row for each cell."""
         return [
-            {self.y: row, self.x: column, self.unit: value}
-            for row, values in zip(self.rows, self.values, strict=True)
-            for column, value in zip(self.columns, values, strict=True)
+            {self.y: self.rows[i], self.x: self.columns[j], self.unit: value}
+            | ({} if self.spread is None else {"spread": self.spread[i][j]})
+            for i, values in enumerate(self.values)
+            for j, value in enumerate(values)
             if value is not None
         ]
 
@@ -79,8 +81,12 @@ class Grid:
                     red, green, blue, _ = picture.to_rgba(value)
                     dark = 0.3 * red + 0.6 * green + 0.1 * blue < 0.55
                     colour = "white" if dark else INK
-                    text = f"{value:.{self.digits}f}"
-                    ax.text(column, row, text, ha="center", va="center", fontsize=8.5, color=colour)
+                    around = None if self.spread is None else self.spread[row][column]
+                    lift = 0 if around is None else 0.14
+                    style: dict[str, Any] = {"ha": "center", "va": "center", "color": colour}
+                    ax.text(column, row - lift, f"{value:.{self.digits}f}", fontsize=8.5, **style)
+                    if around is not None:
+                        ax.text(column, row + 0.24, f"± {around:.{self.digits}f}", fontsize=6.5, **style)
         else:
             bar = ax.figure.colorbar(picture, ax=ax, label=self.unit, shrink=0.9)
             if bar.solids is not None:
@@ -99,12 +105,12 @@ class Grid:
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a picture, with a band of ± `spread` around it."""
+    """One line of a picture, with bars of ± `spread` at its points where that is known."""
 
     name: str
     x: list[float]
     y: list[float]
-    spread: list[float] | None = None
+    spread: list[float | None] | None = None
     level: bool = False  # a dashed line over the whole width, for what does not depend on x
 
 
@@ -138,10 +144,10 @@ class Lines:
         ]
 
     def draw(self, ax: Axes) -> None:
-        """Draw the lines and their bands."""
+        """Draw the lines and their bars; those of several lines stand beside each other."""
         for number, line in enumerate(self.lines):
             colour = COLOURS[number % len(COLOURS)]
-            y, spread = np.array(line.y), None if line.spread is None else np.array(line.spread)
+            y, spread = np.array(line.y), None if line.spread is None else np.array(line.spread, dtype=float)
             if line.level:
                 ax.axhline(line.y[0], color=colour, linestyle=(0, (5, 2)), linewidth=1.6, label=line.name)
                 if spread is not None:
@@ -150,9 +156,11 @@ class Lines:
             width = 1.6 if self.joined else 0
             ax.plot(line.x, line.y, marker="o", markersize=4, linewidth=width, color=colour, label=line.name)
             if spread is not None:
-                ax.fill_between(line.x, y - spread, y + spread, color=colour, alpha=0.16, linewidth=0)
-            if self.mark_best:
-                best = int(y.argmax())
+                aside = min(0.05, 0.3 / len(self.lines)) * (number - (len(self.lines) - 1) / 2)
+                bars = {"ecolor": colour, "elinewidth": 1.0, "capsize": 2.5, "alpha": 0.8}
+                ax.errorbar(np.array(line.x) + aside, y, np.nan_to_num(spread), fmt="none", **bars)
+            best = int(y.argmax())
+            if self.mark_best and (y.round(2) == y[best].round(2)).sum() == 1:  # equals have no winner
                 ax.plot(line.x[best], y[best], marker="o", markersize=10, markerfacecolor="none", color=colour)
         ticks = sorted({x for line in self.lines if not line.level for x in line.x})
         if self.places:

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from dualprompt.metrics import mean_and_deviation
 from dualprompt.studies import paper
 from dualprompt.studies.pictures import Line, Lines
-from dualprompt.studies.study import Lab, Outcome, Row, Setting, Study, best, spread
-from dualprompt.studies.words import about, counted, judged, on_test, span, table
+from dualprompt.studies.study import Lab, Outcome, Row, Setting, Study, best, spread_out
+from dualprompt.studies.verdict import Verdict, judge
+from dualprompt.studies.words import (
+    about,
+    between,
+    counted,
+    finding,
+    leader,
+    papers_choice,
+    pictured,
+    span,
+    spread,
+    table,
+)
 
 E_ALONE = "E-Prompt alone"
 
@@ -32,10 +43,11 @@ def g_layers(row: Row) -> tuple[int, ...]:
 def sweeps(lab: Lab) -> tuple[list[Row], list[Row]]:
     """Sweep E over single layers without G, then G over single layers with the best E."""
     everywhere = range(1, lab.depth + 1)
-    e_rows = lab.search(E_ALONE, [attached((), (n,)) for n in spread(everywhere, lab.budget, [paper.SINGLE_E])])
+    e_rows = lab.search(E_ALONE, [attached((), (n,)) for n in spread_out(everywhere, lab.budget, [paper.SINGLE_E])])
     e_best = e_layers(best(e_rows))
     part = f"G-Prompt beside E at {span(e_best)}"
-    return e_rows, lab.search(part, [attached((n,), e_best) for n in spread(everywhere, lab.budget, [paper.SINGLE_G])])
+    g_tried = spread_out(everywhere, lab.budget, [paper.SINGLE_G])
+    return e_rows, lab.search(part, [attached((n,), e_best) for n in g_tried])
 
 
 def run(lab: Lab) -> Outcome:
@@ -43,31 +55,40 @@ def run(lab: Lab) -> Outcome:
     e_rows, g_rows = sweeps(lab)
     chosen = best(g_rows)
     papers = attached([paper.SINGLE_G], [paper.SINGLE_E]) if lab.depth >= paper.SINGLE_E else None
-    tested, outcome = on_test(lab, chosen.setting, papers)
-    e_at, g_at = e_layers(chosen)[0], g_layers(chosen)[0]
-    sentence = (
-        f"On validation images ({counted(lab.seeds, 'seed')}) E is best at layer {e_at} "
-        f"(A = {best(e_rows).mean():.2f}), then G at layer {g_at} ({chosen.mean():.2f}); the paper: {paper.SINGLE_E} "
-        f"and {paper.SINGLE_G}. Its finding that G belongs in a shallower layer than E "
-        f"{'holds' if g_at < e_at else 'does not hold'} here; that the top layer is the worst place "
-        f"{_top_is_worst(e_rows, g_rows)}.{outcome}"
+    tested, verdicts = papers_choice(lab, g_rows, papers)
+    verdicts += [_shallower(g_rows, e_layers(chosen)[0]), _top_is_worst("E", e_rows), _top_is_worst("G", g_rows)]
+    told = (
+        f"On validation images ({counted(lab.seeds, 'seed')}), of E: {leader(e_rows, _layer(e_layers))}; then of G: "
+        f"{leader(g_rows, _layer(g_layers))}; the paper: layers {paper.SINGLE_E} and {paper.SINGLE_G}."
     )
     return Outcome(
-        sentence,
+        finding(told, verdicts),
         (table(f"positions: {about(e_rows)}", "layers", [e_rows, g_rows, tested], marked=[best(e_rows), chosen]),),
         {"positions": curves(e_rows, g_rows)},
         (*e_rows, *g_rows, *tested),
         chosen.setting.options,
+        verdicts=tuple(verdicts),
     )
 
 
-def _top_is_worst(e_rows: Sequence[Row], g_rows: Sequence[Row]) -> str:
-    found = []
-    for name, rows in (("E", e_rows), ("G", g_rows)):
-        finished = [row for row in rows if row.results]
-        if len(finished) > 1 and min(finished, key=lambda row: row.mean() or 0) is rows[-1]:
-            found.append(name)
-    return {0: "does not hold", 1: f"holds for {''.join(found)} only", 2: "holds"}[len(found)]
+def _layer(layers: Callable[[Row], tuple[int, ...]]) -> Callable[[Row], str]:
+    return lambda row: f"layer {layers(row)[0]}"
+
+
+def _shallower(g_rows: Sequence[Row], e_at: int) -> Verdict:
+    """Hold the best layer of G below E's against the best of the others."""
+    finished = [row for row in g_rows if row.results]
+    below = [row for row in finished if g_layers(row)[0] < e_at]
+    others = [row for row in finished if row not in below]
+    gap = between(best(below), best(others)) if below and others else None
+    return judge("G belongs in a shallower layer than E", gap)
+
+
+def _top_is_worst(name: str, rows: Sequence[Row]) -> Verdict:
+    """Hold the worst of the other layers against the top layer."""
+    others = [row for row in rows[:-1] if row.results]
+    worst = min(others, key=lambda row: row.mean() or 0) if others else None
+    return judge(f"the top layer is the worst place of {name}", between(worst, rows[-1]) if worst else None)
 
 
 def curves(e_rows: Sequence[Row], g_rows: Sequence[Row]) -> Lines:
@@ -75,17 +96,10 @@ def curves(e_rows: Sequence[Row], g_rows: Sequence[Row]) -> Lines:
     lines = []
     for rows, layers in ((e_rows, e_layers), (g_rows, g_layers)):
         finished = [row for row in rows if row.results]
-        means = [mean_and_deviation(row.numbers("average_accuracy")) for row in finished]
-        several = len(finished[0].obtained) > 1
-        lines.append(
-            Line(
-                finished[0].part,
-                [float(layers(row)[0]) for row in finished],
-                [mean for mean, _ in means],
-                [deviation for _, deviation in means] if several else None,
-            )
-        )
-    return Lines(f"position of prompts: {judged(e_rows)}", "layer", "average accuracy A (%)", lines, mark_best=True)
+        places = [float(layers(row)[0]) for row in finished]
+        lines.append(Line(finished[0].part, places, [row.mean() or 0.0 for row in finished], spread(finished)))
+    title = pictured("position of prompts", [*e_rows, *g_rows])
+    return Lines(title, "layer", "average accuracy A (%)", lines, mark_best=True)
 
 
 STUDY = Study(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dualprompt.studies import paper
 from dualprompt.studies.figures import curves
-from dualprompt.studies.study import Lab, Outcome, Setting, Study
-from dualprompt.studies.words import about, difference, table
+from dualprompt.studies.study import Lab, Outcome, Row, Setting, Study
+from dualprompt.studies.verdict import Verdict, judge
+from dualprompt.studies.words import about, between, finding, table
 
 
 def run(lab: Lab) -> Outcome:
@@ -15,21 +16,25 @@ def run(lab: Lab) -> Outcome:
     benchmark = rows[0].obtained[0].config.benchmark.name
     theirs = paper.PROMPTING.get(benchmark)
     known = {names[key]: numbers for key, numbers in theirs.items()} if theirs else None
-    gap = difference(rows[1], rows[0])
-    sentence = "Too many runs failed to compare Pro-T and Pre-T."
-    if gap is not None:
-        source = benchmark if theirs else "split-cifar100"
-        table_3 = paper.PROMPTING[source]
-        said = f"{table_3['pre-t'][0] - table_3['pro-t'][0]:+.2f} on {source}"
-        sentence = f"The paper's finding that Pre-T beats Pro-T {gap.verdict()}: {gap}; the paper: {said}."
+    verdicts = _verdicts(rows[0], rows[1], benchmark if theirs else "split-cifar100")
     labelled = [result | {"label": row.setting.label} for row in rows for result in row.results]
     accuracy, forgetting = curves(labelled) if labelled else (None, None)
     return Outcome(
-        sentence,
+        finding("", verdicts),
         (table(f"prompting: {about(rows)}", "prompting function", [rows], known, benchmark if theirs else ""),),
         {"accuracy": accuracy, "forgetting": forgetting} if accuracy and forgetting else {},
         tuple(rows),
+        verdicts=tuple(verdicts),
     )
+
+
+def _verdicts(pro: Row, pre: Row, source: str) -> list[Verdict]:
+    """Judge accuracy and forgetting; the paper's numbers are those of the benchmark `source`."""
+    theirs = [f"{b - a:+.2f} on {source}" for a, b in zip(*paper.PROMPTING[source].values(), strict=True)]
+    return [
+        judge("Pre-T beats Pro-T", between(pre, pro), paper=theirs[0]),
+        judge("Pre-T forgets less than Pro-T", between(pre, pro, "forgetting"), -1, paper=theirs[1], of="of F"),
+    ]
 
 
 STUDY = Study(

@@ -10,8 +10,10 @@ from dualprompt.errors import DualPromptError
 from dualprompt.studies.pictures import Cloud, Points
 from dualprompt.studies.sheet import Column, Sheet
 from dualprompt.studies.study import Lab, Outcome, Setting, Study
-from dualprompt.studies.tables import ABSENT, over_seeds
-from dualprompt.studies.words import about
+from dualprompt.studies.tables import ABSENT, explained
+from dualprompt.studies.tables import over_seeds as shown
+from dualprompt.studies.verdict import RULE, judge, over_seeds
+from dualprompt.studies.words import about, finding
 from dualprompt.training.run import Run
 
 MOST = 800  # points of a kind that are drawn
@@ -87,26 +89,32 @@ def run(lab: Lab) -> Outcome:
     every = [prompts for each in finished if (prompts := collect(each.run)) is not None]
     e, g = ([movement(getattr(prompts, kind)) for prompts in every] for kind in ("e", "g"))
     pairs = [(one, other) for one, other in zip(e, g, strict=True) if one is not None and other is not None]
-    sentence = "There is no G-Prompt or no E-Prompt, or one task only: nothing to compare."
+    sentence, verdicts = "There is no G-Prompt or no E-Prompt, or one task only: nothing to compare.", []
     if pairs:
         far, near = (float(np.mean(values)) for values in zip(*pairs, strict=True))
-        holds = "holds" if far > 2 * near else "is seen, but less clearly" if far > near else "does not hold"
         sentence = (
             f"Between tasks E-Prompts lie {far:.2f} of their length apart and G-Prompts {near:.2f}, a ratio of "
-            f"{far / near if near else float('inf'):.1f}. The paper's finding that E-Prompts of different tasks are "
-            f"well separated while G hardly moves {holds} here."
+            f"{far / near if near else float('inf'):.1f}."
         )
+        gap = over_seeds([one - other for one, other in pairs])
+        verdicts = [judge("E-Prompts of different tasks lie further apart than G moves", gap, unit=" of their length")]
     lines = [
-        (kind, f"{vectors[0].size:,}", ABSENT if values[0] is None else over_seeds(values))
+        (kind, f"{vectors[0].size:,}", ABSENT if values[0] is None else shown(values))
         for kind, vectors, values in (("E-Prompt", every[0].e, e), ("G-Prompt", every[0].g, g))
     ]
     sheet = Sheet(
         f"prompts: {about(rows)}",
         (Column("prompt", right=False), Column("numbers a task"), Column("distance between tasks / length")),
         (tuple(lines),),
-        (f"mean over {len(every)} seeds" if len(every) > 1 else f"seed {finished[0].config.seed}",),
+        (*(explained([len(every)]) or [f"seed {finished[0].config.seed}"]), RULE),
     )
-    return Outcome(sentence, (sheet,), {"prompts-tsne": plane(every[0])}, tuple(rows))
+    return Outcome(
+        finding(sentence, verdicts),
+        (sheet,),
+        {"prompts-tsne": plane(every[0])},
+        tuple(rows),
+        verdicts=tuple(verdicts),
+    )
 
 
 STUDY = Study(

@@ -7,18 +7,30 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dualprompt.files import read_json, write_json, write_text
+from dualprompt.errors import DualPromptError
+from dualprompt.files import digest, read_json, write_json, write_text
+from dualprompt.studies import publication
+from dualprompt.studies.folders import free
 from dualprompt.studies.pictures import Picture, as_plain, from_plain, save_with_data
-from dualprompt.studies.sheet import Column, Sheet, as_csv, as_markdown, as_rich
+from dualprompt.studies.sheet import Sheet, as_csv, as_markdown, as_rich
 from dualprompt.studies.study import Lab, Outcome, Study
 from dualprompt.studies.tables import text
+from dualprompt.training.run import CIRCUMSTANCES, config_digest
 
 FILE = "study.json"
 
 
+def question(study: Study, lab: Lab) -> str:
+    """Return the hash of all that decides what a study finds, but for images and weights."""
+    budget = None if study.goes_on else lab.budget
+    return digest([study.name, config_digest(lab.config({})), lab.seeds, budget, lab.buffers, lab.methods])
+
+
 def publish(study: Study, lab: Lab, outcome: Outcome) -> dict[str, Any]:
     """Write everything into the study's folder; return what study.json says."""
-    folder = lab.folder
+    folder, asked = lab.folder, question(study, lab)
+    if not free(folder, FILE, asked):  # since another has come to its end while this one was carried out
+        raise DualPromptError(f"{folder} now holds a study with other options; give the command again, runs are kept")
     rows = [row.plain() for row in outcome.rows]
     config = lab.config({})
     value = {
@@ -26,10 +38,14 @@ def publish(study: Study, lab: Lab, outcome: Outcome) -> dict[str, Any]:
         "title": study.title,
         "paper": study.summary,
         "finding": outcome.finding,
+        "verdicts": [verdict.plain() for verdict in outcome.verdicts],
+        "question": asked,
+        "folder": str(folder),
         "preset": lab.preset,
         "benchmark": config.benchmark.name,
         "backbone": config.backbone.name,
         "recipe": config.train.recipe,
+        "overrides": {key: v for key, v in lab.overrides.items() if key.partition(".")[0] not in CIRCUMSTANCES},
         "seeds": lab.seeds,
         "budget": lab.budget,
         "chosen": outcome.chosen,
@@ -66,15 +82,7 @@ def read(folder: Path) -> dict[str, Any]:
 
 def sheets(value: dict[str, Any]) -> list[Sheet]:
     """Return the tables of a study that was read."""
-    return [
-        Sheet(
-            sheet["title"],
-            tuple(Column(**column) for column in sheet["columns"]),
-            tuple(tuple(tuple(row) for row in group) for group in sheet["groups"]),
-            tuple(sheet["remarks"]),
-        )
-        for sheet in value["tables"]
-    ]
+    return publication.sheets({"sheets": value["tables"]})
 
 
 def pictures(value: dict[str, Any]) -> dict[str, Picture]:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import yaml
 
-from dualprompt.files import read_json
 from dualprompt.progress import SILENT, Progress
 from dualprompt.studies import figures, gallery, results
 from dualprompt.studies.page import Code, Drawn, Item, Photo, Section, Shown, Text
@@ -52,7 +51,7 @@ def _explained(results: Sequence[Result]) -> str:
 
 def _judged_again(run: Run, result: Result) -> list[Result]:
     """Return what `dualprompt eval` found with other selections."""
-    found = [read_json(path, "accuracy_matrix", "selection") for path in sorted(run.folder.glob("eval-*.json"))]
+    found = [run.read_result(path) for path in sorted(run.folder.glob("eval-*.json"))]
     other = [again for again in found if again["selection"] != result["selection"]]
     return [again | {"label": f"{label(result)} ({again['selection']})"} for again in other]
 

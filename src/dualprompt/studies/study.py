@@ -20,11 +20,12 @@ from dualprompt.studies.pictures import Picture
 from dualprompt.studies.sheet import Sheet
 from dualprompt.studies.store import Obtained, complain
 from dualprompt.studies.sweep import VALIDATION
+from dualprompt.studies.verdict import Verdict
 
 # On the benchmark that comes with the package a study is made for two cores: fewer images. Not fewer pixels, for the
 # embedded backbone needs its 224. How methods are trained stays as it is, so that they can be compared.
 REDUCED: dict[str, dict[str, Any]] = {"mini": {"benchmark.train_per_class": 10}}
-METRICS = ("average_accuracy", "forgetting", "matching_accuracy")
+METRICS = ("average_accuracy", "forgetting", "matching_accuracy", "image_weighted_accuracy", "mean_over_steps")
 HELD_OUT = {"benchmark.validation": VALIDATION, "benchmark.evaluate_on": "validation"}
 
 
@@ -82,16 +83,23 @@ def best(rows: Sequence[Row]) -> Row:
     return min(finished, key=lambda row: (-(row.mean() or 0), row.mean("forgetting") or 0))
 
 
+def at_top(rows: Sequence[Row]) -> list[Row]:
+    """Return the best row and those that tables show with the same accuracy, in their order."""
+    highest = f"{best(rows).mean():.2f}"
+    return [row for row in rows if row.results and f"{row.mean():.2f}" == highest]
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What a study found."""
 
-    finding: str  # one honest sentence on whether the paper's finding holds here
+    finding: str  # what was found, and the sentence of every verdict
     sheets: tuple[Sheet, ...]
     pictures: dict[str, Picture] = field(default_factory=dict)  # by the names of their files
     rows: tuple[Row, ...] = ()
     chosen: dict[str, Any] | None = None  # the options that a search chose
     photos: dict[str, str] = field(default_factory=dict)  # pictures of pixels in the study's folder → captions
+    verdicts: tuple[Verdict, ...] = ()  # on what the paper found
 
 
 @dataclass(frozen=True)
@@ -169,6 +177,7 @@ class Study:
     seeds: int = 1  # unless the user says otherwise
     searches: bool = False  # whether a budget means something to it
     mini_budget: int | None = None  # for the embedded benchmark, unless the user says otherwise
+    goes_on: bool = False  # a larger budget goes on with the same search
 
 
 def _resolved(config: RunConfig) -> dict[str, Any]:
@@ -184,7 +193,7 @@ def load(name: str) -> Study:
     return importlib.import_module(f"dualprompt.studies.{name.replace('-', '_')}").STUDY
 
 
-def spread(values: Sequence[int], count: int | None, keep: Sequence[int] = ()) -> list[int]:
+def spread_out(values: Sequence[int], count: int | None, keep: Sequence[int] = ()) -> list[int]:
     """Return at most `count` of ordered values: those of `keep` that are there, the ends, and others in between."""
     if count is None or count >= len(values):
         return list(values)

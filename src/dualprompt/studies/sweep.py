@@ -14,12 +14,15 @@ import yaml
 
 from dualprompt.config import BUFFER_SIZE, RunConfig, compose, merge, nested
 from dualprompt.errors import DualPromptError
+from dualprompt.files import digest
 from dualprompt.methods.base import METHODS, Grid, method_config
+from dualprompt.metrics import variance
 from dualprompt.progress import SILENT, Progress
 from dualprompt.studies import paper
 from dualprompt.studies.sheet import Column, Sheet
 from dualprompt.studies.store import Obtained, Workers, obtain
 from dualprompt.studies.tables import ABSENT
+from dualprompt.training.run import config_digest
 
 BUDGET = 4
 BEYOND = 3  # tries beyond its grid that a method has at most, where its best is at the edge
@@ -167,9 +170,17 @@ class Sweep:
             "departs_from_the_table": self.departures(),
         }
 
+    def question(self) -> str:
+        """Return the hash of all that decides what the sweep finds, but for images and weights."""
+        return digest([[config_digest(config) for _, config in tries] for tries in self.configs().values()])
+
     def combined(self, tries: Sequence[Try]) -> dict[str, Any]:
         """Return one object for `--json`."""
-        return self.about(tries) | {"tries": [tried.row() for tried in tries], "methods": winners(tries)}
+        return self.about(tries) | {
+            "question": self.question(),
+            "tries": [tried.row() for tried in tries],
+            "methods": winners(tries),
+        }
 
     def sheet(self, tries: Sequence[Try]) -> Sheet:
         """Return the table of the sweep, a group for each method."""
@@ -179,8 +190,8 @@ class Sweep:
             values = ", ".join(f"{key.removeprefix('method.')} {_short(value)}" for key, value in tried.values.items())
             accuracy = "failed" if tried.obtained.error else _number(row["average_accuracy"], 2)
             numbers = (accuracy, _number(row["forgetting"], 2), _number(row["seconds"], 1))
-            marks = (["best"] if tried.best else []) + (["beyond the grid"] if tried.beyond else [])
-            cells = (tried.method, values, *numbers, ", ".join(marks))
+            marks = [_note(tried, tries), *(["beyond the grid"] if tried.beyond else [])]
+            cells = (tried.method, values, *numbers, ", ".join(mark for mark in marks if mark))
             groups.setdefault(tried.method, []).append(cells)
         about = self.about(tries)
         backbone = Path(about["backbone"]).name
@@ -200,6 +211,7 @@ class Sweep:
                 f"judged on {about['validation']:.0%} of the training images, held out; "
                 f"{about['budget']} configurations a method{kept}",
                 *self._remarks(tries),
+                *_noise(tries),
             ),
         )
 
@@ -257,6 +269,27 @@ def _points(grid: Grid) -> list[dict[str, Any]]:
             raise DualPromptError(f"--grid {key} has no values")
     backwards = itertools.product(*reversed(grid.values()))
     return [dict(zip(grid, reversed(values), strict=True)) for values in backwards]
+
+
+def _noise(tries: Sequence[Try]) -> list[str]:
+    """Return the line that says how far two tries of one seed must lie apart to be told apart."""
+    results = [tried.result for tried in tries if tried.result and tried.result["judged_images"]]
+    if not results:
+        return []
+    most = max(variance(result["accuracy_matrix"], result["judged_images"]) for result in results)
+    return [
+        f"one seed: two standard errors of the difference of two tries are up to {2 * (2 * most) ** 0.5:.2f} points"
+    ]
+
+
+def _note(tried: Try, tries: Sequence[Try]) -> str:
+    """Return "best" for a method's highest accuracy if it stands alone; of equals, one is taken."""
+    shown = {id(t): f"{t.result['average_accuracy']:.2f}" for t in tries if t.method == tried.method and t.result}
+    winner = next((id(t) for t in tries if t.method == tried.method and t.best), None)
+    equal = [key for key in shown if winner in shown and shown[key] == shown[winner]]
+    if id(tried) not in equal:
+        return ""
+    return "best" if len(equal) == 1 else "equal, taken" if id(tried) == winner else "equal"
 
 
 def _value(config: dict[str, Any], dotted: str) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ METRICS = (
     ("average_accuracy", "A (%)"),
     ("forgetting", "F (%)"),
     ("matching_accuracy", "matching (%)"),
-    ("anytime_average_accuracy", "anytime A (%)"),
+    ("image_weighted_accuracy", "image-weighted A (%)"),
+    ("mean_over_steps", "mean over steps (%)"),
     ("backward_transfer", "BWT"),
 )
 
@@ -47,17 +48,24 @@ def by_method(results: Sequence[Result]) -> dict[str, list[Result]]:
 
 
 def headline_sheet(results: Sequence[Result]) -> Sheet:
-    """Return one row a method: each metric as mean ± standard deviation over seeds, and what was trained."""
+    """Return one row a method: each metric as mean ± standard deviation over seeds, and what was trained.
+
+    BWT has a column only where it says more than F.
+    """
     first = results[0]
     backbone = Path(first["backbone"]).name if Path(first["backbone"]).is_absolute() else first["backbone"]
-    metrics = [Column(heading, lesser=number >= 3) for number, (_, heading) in enumerate(METRICS)]
+    repeats = all(round(result["backward_transfer"] + result["forgetting"], 2) == 0 for result in results)
+    shown = [each for each in METRICS if each[0] != "backward_transfer" or not repeats]
+    metrics = [Column(heading, lesser=number >= 3) for number, (_, heading) in enumerate(shown)]
     trained = [Column(heading, lesser=True) for heading in ("trained", "MB", "% of backbone")]
     rows = []
     for name, group in by_method(results).items():
         count = group[0]["parameters"]
         sizes = (f"{count['trained']:,}", f"{count['mb']:.2f}", f"{count['percent_of_backbone']:.2f}")
-        rows.append((name, str(len(group)), *(_mean(group, key) for key, _ in METRICS), *sizes))
-    remarks = []
+        rows.append((name, str(len(group)), *(_mean(group, key) for key, _ in shown), *sizes))
+    remarks = explained(len(group) for group in by_method(results).values())
+    if not repeats:
+        remarks.append("BWT is −F but where the accuracy on a task rose after it was learned and fell again")
     if any(result.get("selection") == "batch_vote" for result in results):
         remarks.append("batch_vote leaks the task when a test batch holds one task")
     if first["skipped_images"]:
@@ -66,7 +74,7 @@ def headline_sheet(results: Sequence[Result]) -> Sheet:
         f"{first['benchmark']}, {backbone}, recipe {first['recipe']}",
         (Column("method", right=False), Column("seeds"), *metrics, *trained),
         (tuple(rows),),
-        ("; ".join(remarks),) if remarks else (),
+        tuple(remarks),
     )
 
 
@@ -87,6 +95,17 @@ def over_seeds(values: Sequence[float | None]) -> str:
     if not numbers:
         return ABSENT
     return plus_minus(*mean_and_deviation(numbers)) if len(numbers) > 1 else f"{numbers[0]:.2f}"
+
+
+def explained(seeds: Iterable[int]) -> list[str]:
+    """Return the line that says what ± is, from the numbers of seeds of a table's rows; none where there is no ±."""
+    counts = sorted(set(seeds) - {0})
+    if not counts or counts[-1] == 1:
+        return []
+    if len(counts) == 1:
+        return [f"± is the standard deviation over {counts[0]} seeds"]
+    single = "; a single seed has none" if counts[0] == 1 else ""
+    return [f"± is the standard deviation over seeds, {counts[0]} to {counts[-1]} a row{single}"]
 
 
 def plus_minus(mean: float, deviation: float) -> str:

@@ -2,59 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 
 from dualprompt.metrics import mean_and_deviation
 from dualprompt.studies import paper
 from dualprompt.studies.sheet import Column, Sheet
-from dualprompt.studies.study import Lab, Row, Setting
-from dualprompt.studies.tables import ABSENT, over_seeds
+from dualprompt.studies.study import Lab, Row, Setting, at_top, best
+from dualprompt.studies.tables import ABSENT, explained, over_seeds
+from dualprompt.studies.verdict import RULE, Difference, Verdict, judge, paired
 
 Published = tuple[float | None, float | None]  # accuracy and forgetting
 
 
-@dataclass(frozen=True)
-class Difference:
-    """How much better one row is than another, seed by seed."""
-
-    mean: float
-    deviation: float
-    seeds: int
-
-    @property
-    def clear(self) -> bool:
-        """Whether it is larger than its spread over seeds; a single seed never shows that."""
-        return self.seeds > 1 and abs(self.mean) > self.deviation
-
-    def __str__(self) -> str:
-        around = f" ± {self.deviation:.2f}" if self.seeds > 1 else ""
-        return f"{self.mean:+.2f}{around} points ({counted(self.seeds, 'seed')})"
-
-    def verdict(self, expected: float = 1.0) -> str:
-        """Say whether it has the sign that the paper found."""
-        if self.mean * expected <= 0:
-            return "does not hold here" if self.clear or self.seeds == 1 else "is not seen here"
-        if self.clear:
-            return "holds here"
-        return "is seen here, on a single seed" if self.seeds == 1 else "is seen here, but within the spread over seeds"
-
-
-def difference(row: Row, other: Row, key: str = "average_accuracy") -> Difference | None:
+def between(row: Row, other: Row, key: str = "average_accuracy") -> Difference | None:
     """Compare two rows over the seeds that both have."""
-    mine, theirs = ({result["seed"]: result[key] for result in each.results} for each in (row, other))
-    gaps = [mine[seed] - theirs[seed] for seed in mine if seed in theirs]
-    return Difference(*mean_and_deviation(gaps), len(gaps)) if gaps else None
+    return paired(row.results, other.results, key)
 
 
-def on_test(lab: Lab, chosen: Setting, papers: Setting | None) -> tuple[list[Row], str]:
-    """Run a search's choice and the paper's once on the test images; return both rows and a sentence on them.
+def papers_choice(lab: Lab, rows: Sequence[Row], papers: Setting | None) -> tuple[list[Row], list[Verdict]]:
+    """Run a search's choice and the paper's once on the test images; return both rows, and whether the paper's is best.
 
-    There is no row of the paper's where the backbone has not the layers, and no sentence where there is one row.
+    If the search chose the paper's, it is held against the second on the validation images. There is no verdict where
+    the backbone has not the paper's layers.
     """
-    rows = lab.test([chosen] if papers is None or chosen.options == papers.options else [chosen, papers])
-    gap = difference(rows[0], rows[1]) if len(rows) == 2 else None
-    return rows, "" if gap is None else f" On the test images the choice differs from the paper's by {gap}."
+    chosen = best(rows)
+    if papers is None:
+        return lab.test([chosen.setting]), []
+    claim = f"the paper's choice, {papers.label}, is the best"
+    if chosen.setting.options != papers.options:
+        tested = lab.test([chosen.setting, papers])
+        of = f"against {chosen.setting.label}, on test images"
+        return tested, [judge(claim, between(tested[1], tested[0]), of=of)]
+    others = [row for row in rows if row is not chosen and row.results]
+    second = best(others) if others else None
+    gap = between(chosen, second) if second else None
+    of = f"against {second.setting.label}, on validation images" if second else ""
+    return lab.test([chosen.setting]), [judge(claim, gap, of=of)]
+
+
+def leader(rows: Sequence[Row], name: Callable[[Row], str]) -> str:
+    """Say which row is best, or which are equal."""
+    chosen, equal = best(rows), at_top(rows)
+    if len(equal) == 1:
+        return f"{name(chosen)} is best (A = {chosen.mean():.2f})"
+    return f"{', '.join(map(name, equal))} are equal (A = {chosen.mean():.2f}), {name(chosen)} is taken"
+
+
+def spread(rows: Sequence[Row]) -> list[float | None] | None:
+    """Return the deviation of each row's accuracy over its seeds, for a picture; None if no row has several."""
+    numbers = [row.numbers("average_accuracy") for row in rows]
+    found = [mean_and_deviation(each)[1] if len(each) > 1 else None for each in numbers]
+    return None if set(found) <= {None} else found
+
+
+def finding(told: str, verdicts: Sequence[Verdict]) -> str:
+    """Return what was found, and the sentence of every verdict."""
+    return " ".join([told, *(verdict.sentence for verdict in verdicts)]).strip()
 
 
 def counted(count: int, noun: str) -> str:
@@ -92,6 +95,24 @@ def judged(rows: Sequence[Row]) -> str:
     return f"{where}, {counted(len(rows[0].obtained), 'seed')}"
 
 
+def pictured(title: str, rows: Sequence[Row]) -> str:
+    """Return the title of a picture: what rows were judged on, how often, and what its bars are."""
+    return "; ".join([f"{title}: {judged(rows)}", *explained(len(row.results) for row in rows)])
+
+
+def _notes(groups: Sequence[Sequence[Row]], marked: Sequence[Row]) -> dict[int, str]:
+    """Return what is said of rows: the best of a search, or those that are equal there; the choice and the paper's."""
+    notes: dict[int, str] = {}
+    for chosen in marked:
+        group = next((rows for rows in groups if any(row is chosen for row in rows)), [chosen])
+        equal = at_top(group)
+        notes |= {id(row): "equal" for row in equal}
+        notes[id(chosen)] = "best" if len(equal) == 1 else "equal, taken"
+    if marked:
+        notes |= {id(row): note for row, note in zip(groups[-1], ("chosen", "the paper's"), strict=False)}
+    return notes
+
+
 def table(
     title: str,
     heading: str,
@@ -105,9 +126,7 @@ def table(
 
     Rows that a search found best are `marked`; then its last group holds the choice and the paper's, on test images.
     """
-    notes = {id(row): "best" for row in marked}
-    if marked:
-        notes |= {id(row): note for row, note in zip(groups[-1], ("chosen", "the paper's"), strict=False)}
+    notes = _notes(groups, marked)
     parts = len({row.part for rows in groups for row in rows}) > 1
     theirs = [f"paper's A (%){whose(source)}", "paper's F (%)"] if published else []
     if published and all(forgetting is None for _, forgetting in published.values()):
@@ -134,4 +153,5 @@ def table(
             lines.append(tuple(cells))
         body.append(tuple(lines))
     told = dict.fromkeys(f"{rows[0].part}: {judged(rows)}".removeprefix("test: ") for rows in groups if rows)
-    return Sheet(title, tuple(columns), tuple(body), (*told, *remarks))
+    told |= dict.fromkeys(explained(len(row.results) for rows in groups for row in rows))
+    return Sheet(title, tuple(columns), tuple(body), (*told, RULE, *remarks))

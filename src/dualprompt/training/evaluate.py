@@ -75,6 +75,11 @@ class Answers:
         )
 
 
+def matches(method: Method) -> bool:
+    """Return whether images pick an E-Prompt; with keys but without an E-Prompt there is none to pick."""
+    return bool(method.selections) and bool(getattr(method.config, "e_layers", True))
+
+
 @torch.no_grad()
 def evaluate(
     method: Method,
@@ -110,7 +115,7 @@ def evaluate(
                 steps[images](inputs | {"task": torch.full_like(labels, task), "row": first + inputs["row"]})
                 bar.advance(len(labels) * feed.fabric.world_size)
             correct, *selected, _ = total(feed.fabric, counts).tolist()
-            picks = (selected[task], selected) if method.selections else (None, None)
+            picks = (selected[task], selected) if matches(method) else (None, None)
             scores.append(Score(len(subset), correct, *picks))
             first += len(subset)
     return scores
@@ -153,12 +158,12 @@ def evaluate_again(setup: Setup, run: Run, selection: Selection | None, progress
         scores = evaluate(method, setup.feed, setup.judged(task + 1), selection, progress)
         accuracy.append([score.accuracy for score in scores])
         matching.append([score.matching for score in scores])
-    last = matching[-1] if method.selections else None
+    last = matching[-1] if matches(method) else None
     return {
         **result,
-        **summarise(accuracy, last),
+        **summarise(accuracy, last, [score.images for score in scores]),
         "accuracy_matrix": accuracy,
-        "matching_matrix": matching if method.selections else None,
-        "matching_confusion": [score.selected for score in scores] if method.selections else None,
+        "matching_matrix": matching if matches(method) else None,
+        "matching_confusion": [score.selected for score in scores] if matches(method) else None,
         "selection": selection or result["selection"],
     }

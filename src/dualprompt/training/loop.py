@@ -24,7 +24,7 @@ from dualprompt.training import predictions
 from dualprompt.training.buffer import Buffer, part
 from dualprompt.training.checkpoint import BUFFER, Position, State, of_buffer, of_method, restore_optimiser
 from dualprompt.training.distributed import distribute, total
-from dualprompt.training.evaluate import Answers, evaluate
+from dualprompt.training.evaluate import Answers, evaluate, matches
 from dualprompt.training.feed import Course
 from dualprompt.training.material import material, union
 from dualprompt.training.run import Run
@@ -313,7 +313,8 @@ class _Loop:
 
     def finish(self) -> dict[str, Any]:
         """Return the final numbers, writing them where that has not been done."""
-        matching = self.position.matching if self.method.selections else None
+        matching = self.position.matching if matches(self.method) else None
+        images = [len(subset) for subset in self.setup.judged(len(self.position.accuracy))]
         result = {
             "method": self.method.config.name,
             "benchmark": self.config.benchmark.name,
@@ -321,7 +322,8 @@ class _Loop:
             "recipe": self.config.train.recipe,
             "seed": self.config.seed,
             "tasks": [task.name for task in self.setup.stream.tasks],
-            **summarise(self.position.accuracy, matching[-1] if matching else None),
+            **summarise(self.position.accuracy, matching[-1] if matching else None, images),
+            "judged_images": images,
             "accuracy_matrix": self.position.accuracy,
             "matching_matrix": matching,
             "matching_confusion": self.position.confusion or None,

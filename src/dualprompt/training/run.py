@@ -22,6 +22,7 @@ from dualprompt.config import EvaluateConfig, RunConfig, parse
 from dualprompt.data.stream import TaskStream
 from dualprompt.errors import DualPromptError
 from dualprompt.files import digest, disk_errors, read_json, write_json
+from dualprompt.metrics import summarise
 from dualprompt.training.checkpoint import Checkpoints, State
 
 # Carrying a run out elsewhere, saving it more often or showing it to a tracker does not change what it is.
@@ -198,8 +199,25 @@ class Run:
                 f"run {self.folder} is not finished; "
                 f"continue it with: dualprompt resume {shlex.quote(str(self.folder))}"
             )
-        result = read_json(self.result_path, "method", "tasks", "accuracy_matrix", "parameters")
+        result = self.read_result(self.result_path)
         return result if self.line is None else result | {"line": self.line}
+
+    def read_result(self, path: Path) -> dict[str, Any]:
+        """Return the numbers in a file of this run: `result.json`, or one of those that `dualprompt eval` writes.
+
+        Files that are older than a metric lack it: it is worked out from what they have and the log.
+        """
+        value = read_json(path, "method", "tasks", "accuracy_matrix", "parameters")
+        S, matching = value["accuracy_matrix"], value.get("matching_matrix")
+        images = value.get("judged_images") or self._judged_images()
+        value = {"judged_images": images} | summarise(S, matching[-1] if matching else None, images) | value
+        if self.manifest()["config"]["method"].get("e_layers") == []:  # no E-Prompt to match; older files count keys
+            value |= dict.fromkeys(("matching_accuracy", "matching_matrix", "matching_confusion"))
+        return {key: value[key] for key in value if key != "anytime_average_accuracy"}  # now mean_over_steps
+
+    def _judged_images(self) -> list[int] | None:
+        tasks = [line for line in self.lines() if line["event"] == "task"]
+        return tasks[-1]["images"] if tasks else None
 
     def log(self, **event: Any) -> None:
         """Append one line to the log."""

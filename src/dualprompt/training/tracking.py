@@ -24,7 +24,7 @@ from dualprompt.progress import Progress
 from dualprompt.training.run import Run
 
 AFTER_TASK = ("average_accuracy", "forgetting", "matching_accuracy")
-HEADLINE = (*AFTER_TASK, "anytime_average_accuracy", "backward_transfer", "learning_accuracy")
+HEADLINE = (*AFTER_TASK, "image_weighted_accuracy", "mean_over_steps", "backward_transfer", "learning_accuracy")
 
 
 @dataclass(frozen=True)
