@@ -148,7 +148,7 @@ def test_a_preset_that_is_no_text(tmp_path: Path, out: Path) -> None:
     preset.write_bytes(b"\xff\xfe\x00binary")
     assert "cannot be read as text" in refused(preset, out=out)
     (tmp_path / "folder.yaml").mkdir()
-    assert "folder.yaml does not exist" in refused(tmp_path / "folder.yaml", out=out)
+    assert "folder.yaml cannot be read as text (Is a directory)" in refused(tmp_path / "folder.yaml", out=out)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")

@@ -28,13 +28,14 @@ from PIL import Image
 from dualprompt import __version__
 from dualprompt.backbones import weights
 from dualprompt.config import RunConfig, merge, nested, parse
+from dualprompt.data.folder import one_form, refuse_case
 from dualprompt.data.stream import TaskStream
 from dualprompt.data.views import View
 from dualprompt.errors import DualPromptError, nearest
 from dualprompt.files import digest
 from dualprompt.learning import card, hub, keep
 from dualprompt.learning.lesson import FEWEST, fingerprint, held_out, state_digest, task_of
-from dualprompt.learning.model import Kept, Network, Row, bytes_of, compact, without
+from dualprompt.learning.model import Kept, Network, Row, bytes_of, compact, refuse_misfits, without
 from dualprompt.learning.names import Kind, find, free_name, refuse_unprintable
 from dualprompt.learning.pictures import (
     Data,
@@ -297,9 +298,10 @@ class ContinualLearner:
 
     def _refuse_known(self, model: _Model, classes: Mapping[str, Any], again: bool) -> None:
         refuse_unprintable("class", classes)
+        owner = {label: task.name for task in model.tasks for label in task.classes}
+        refuse_case("the classes to learn and those known", [*owner, *classes])
         if again:
             return
-        owner = {label: task.name for task in model.tasks for label in task.classes}
         if known := [name for name in classes if name in owner]:
             raise DualPromptError(
                 f"class '{known[0]}' is known already, from task '{owner[known[0]]}', whose images are gone: its "
@@ -460,6 +462,7 @@ class ContinualLearner:
         """
         with self._changing:
             model = self._model
+            what = one_form(what) if isinstance(what, str) and what not in {t.name for t in model.tasks} else what
             task = find(model.tasks, what, kind)
             if task is not None:
                 self._model = self._without(model, task.id, task.classes)
@@ -545,31 +548,45 @@ class ContinualLearner:
         """Return the model in a folder; `backbone` says where its backbone lies now, if that has moved."""
         path = Path(path).expanduser()
         facts, state = keep.read(path)
-        try:
-            said = facts["backbone"]
-            if backbone is None and Path(said["name"]).is_absolute() and not Path(said["name"]).exists():
-                raise DualPromptError(
-                    f"the backbone of {path} is not at {said['name']} any more; say where it lies now with "
-                    f"`dualprompt info {path} --backbone PLACE` (in Python: load(…, backbone=PLACE))"
-                )
-            learner = cls.__new__(cls)
-            values = {"method": facts["method"], "train": facts["train"]}
-            learner._set_up(values, backbone or said["name"], said["input_size"], device, facts["seed"])
-            if learner._weights.sha256 != said["sha256"]:
-                raise DualPromptError(
-                    f"{path} was made with another backbone than the '{learner._weights.name}' that is here "
-                    "(its SHA-256 differs); restore the file, or give its place with backbone="
-                )
-            tasks = tuple(TaskInfo.from_dict(task) for task in facts["tasks"])
-            rows = tuple(None if row is None else (int(row[0]), str(row[1])) for row in facts["rows"])
-            trust = {int(number): own for number, own in facts["trust"]}
-            learner.threshold = facts["threshold"]
-            learner._model = learner._made(tasks, rows, facts["next_id"], trust, state)
-        except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
+        said = facts.backbone
+        if backbone is None and Path(said.name).is_absolute() and not Path(said.name).exists():
             raise DualPromptError(
-                f"{path / keep.MODEL} is damaged ({type(error).__name__}: {error}); restore the model from a copy"
+                f"the backbone of {path} is not at {said.name} any more; say where it lies now with "
+                f"`dualprompt info {path} --backbone PLACE` (in Python: load(…, backbone=PLACE))"
+            )
+        learner = cls.__new__(cls)
+        values = {"method": facts.method, "train": facts.train}
+        learner._set_up(values, backbone or said.name, said.input_size, device, facts.seed)
+        if learner._weights.sha256 != said.sha256:
+            raise DualPromptError(
+                f"{path} was made with another backbone than the '{learner._weights.name}' that is here "
+                "(its SHA-256 differs); restore the file, or give its place with backbone="
+            )
+        learner.threshold = facts.threshold
+        try:
+            learner._take_over(facts, state)
+        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            reason = str(error).strip().partition("\n")[0][:200]
+            raise DualPromptError(
+                f"the model in {path} is damaged ({type(error).__name__}: {reason}); {keep.RESTORE}"
             ) from error
         return learner
+
+    def _take_over(self, facts: keep.ModelRecord, state: State) -> None:
+        """Become the model that was read; one that could not answer is refused now."""
+        tasks = tuple(
+            TaskInfo(t.id, t.name, tuple(t.classes), t.images, t.learned, t.bytes, t.accuracy, t.measured)
+            for t in facts.tasks
+        )
+        model = self._made(tasks, tuple(facts.rows), facts.next_id, dict(facts.trust), state)
+        if tasks:
+            refuse_misfits(model.kept, model.method.of_task, [len(task.classes) for task in tasks])
+            blank = torch.zeros(1, self.side, self.side, 3, dtype=torch.uint8, device=self._device)
+            with torch.inference_mode():
+                logits, task, similarity = model.network(blank)
+            if not all(bool(torch.isfinite(value).all()) for value in (logits, similarity)) or int(task) >= len(tasks):
+                raise ValueError("it has no answer to a black image")
+        self._model = model
 
     def push(self, repo_id: str, *, private: bool = True, token: str | None = None, message: str | None = None) -> str:
         """Upload it to a repository of the Hugging Face hub, made where there is none; return its address."""

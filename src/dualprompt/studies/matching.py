@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dualprompt.files import read_json, write_json
+from dualprompt.files import write_json
 from dualprompt.metrics import mean_and_deviation
 from dualprompt.studies import figures, paper
 from dualprompt.studies.sheet import Column, Sheet
@@ -13,7 +13,7 @@ from dualprompt.studies.tables import over_seeds
 from dualprompt.studies.words import Difference, about, judged, whose
 from dualprompt.training import group
 from dualprompt.training.evaluate import evaluate_again
-from dualprompt.training.run import Run
+from dualprompt.training.run import Run, read_result
 from dualprompt.training.setup import prepare
 
 TITLES = {"query": "query", "oracle": "perfect match"}
@@ -56,7 +56,7 @@ def perfect(lab: Lab, row: Row) -> list[dict[str, Any]]:
             setup = prepare(group.elsewhere_config(each.run.folder, each.config, {}), lab.progress, share=setup)
             each.run.check_same(setup.identity)
             write_json(kept, evaluate_again(setup, Run(each.run.folder), "oracle", lab.progress))
-        results.append(read_json(kept, "accuracy_matrix", "average_accuracy", "forgetting"))
+        results.append(read_result(kept))
     return results
 
 

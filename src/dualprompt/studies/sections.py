@@ -8,14 +8,13 @@ from pathlib import Path
 
 import yaml
 
-from dualprompt.files import read_json
 from dualprompt.studies import figures, results
 from dualprompt.studies.page import Code, Drawn, Item, Photo, Section, Shown, Text
 from dualprompt.studies.prompts_tsne import collect, plane
 from dualprompt.studies.publish import task_keys
 from dualprompt.studies.sheet import Column, Sheet
 from dualprompt.studies.tables import ABSENT, Result, by_method, headline_sheet, label
-from dualprompt.training.run import Run
+from dualprompt.training.run import Run, read_result
 
 Labelled = list[tuple[Run, Result]]  # runs and their results, whose labels tell settings apart
 
@@ -40,7 +39,7 @@ def of_runs(labelled: Labelled) -> list[Section]:
 
 def _judged_again(run: Run, result: Result) -> list[Result]:
     """Return what `dualprompt eval` found with other selections."""
-    found = [read_json(path, "accuracy_matrix", "selection") for path in sorted(run.folder.glob("eval-*.json"))]
+    found = [read_result(path) for path in sorted(run.folder.glob("eval-*.json"))]
     other = [again for again in found if again["selection"] != result["selection"]]
     return [again | {"label": f"{label(result)} ({again['selection']})"} for again in other]
 

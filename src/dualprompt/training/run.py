@@ -13,14 +13,25 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from dualprompt import __version__
+from pydantic import Field, model_validator
+
+from dualprompt import __version__, metrics
 from dualprompt.backbones.weights import CheckpointInfo
-from dualprompt.config import EvaluateConfig, RunConfig, parse
+from dualprompt.config import (
+    Count,
+    EvaluateConfig,
+    Percent,
+    Record,
+    RunConfig,
+    parse,
+    read_record,
+    recorded,
+)
 from dualprompt.data.stream import TaskStream
 from dualprompt.errors import DualPromptError
-from dualprompt.files import digest, disk_errors, read_json, write_json
+from dualprompt.files import MOST_JSON, digest, disk_errors, read_bytes, reason, write_json
 from dualprompt.training.checkpoint import Checkpoints, State
 
 # Carrying a run out elsewhere, saving it more often or showing it to a tracker does not change what it is.
@@ -53,6 +64,145 @@ class Identity:
     def of(cls, config: RunConfig, stream: TaskStream, weights: CheckpointInfo) -> Identity:
         """Return the identity of a run of `config` on this stream with these weights."""
         return cls(config_digest(config), stream.fingerprint, weights.sha256)
+
+
+class _TaskRecord(Record):
+    name: str
+    classes: list[str]
+    train: Count
+    test: Count
+
+
+class _IdentityRecord(Record):
+    config: str
+    data: str
+    weights: str
+
+
+class _BackboneRecord(Record):
+    name: str
+    sha256: str
+
+
+class _GitRecord(Record):
+    commit: str
+    changed_files: Count
+
+
+class ManifestRecord(Record):
+    """What `manifest.json` holds."""
+
+    dualprompt: str
+    started: str
+    command: str
+    seed: Count
+    config: dict[str, Any]
+    identity: _IdentityRecord
+    backbone: _BackboneRecord
+    precision: Literal["float32", "bfloat16"]
+    threads: Annotated[int, Field(ge=1, lt=2**16)] | None = None  # once they were not noted
+    tasks: list[_TaskRecord]
+    versions: dict[str, str | None]
+    git: _GitRecord | None
+
+
+class _Size(Record):
+    count: Count
+    mb: float
+
+
+class _ParametersRecord(Record):
+    trained: Count
+    mb: float
+    percent_of_backbone: float
+    backbone: Annotated[Count, Field(ge=1)]
+    additional: _Size
+    kept: _Size
+
+
+class _BufferRecord(Record):
+    images: Count
+    bytes: Count
+
+
+class ResultRecord(Record):
+    """What `result.json` holds, and the files of `dualprompt eval`."""
+
+    method: str
+    benchmark: str
+    backbone: str
+    recipe: str
+    seed: Count
+    tasks: list[str]
+    average_accuracy: Percent
+    forgetting: float
+    matching_accuracy: Percent | None
+    anytime_average_accuracy: Percent
+    backward_transfer: float
+    learning_accuracy: Percent
+    accuracy_matrix: list[list[Percent]]
+    matching_matrix: list[list[Percent]] | None
+    matching_confusion: list[list[Count]] | None
+    selection: str | None
+    parameters: _ParametersRecord
+    queries: str
+    buffer: _BufferRecord | None
+    skipped_images: Count
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ResultRecord:
+        for matrix in (self.accuracy_matrix, self.matching_matrix):
+            if matrix is not None:
+                metrics.check(matrix)
+                if len(matrix) != len(self.tasks):
+                    raise ValueError(f"{len(self.tasks)} tasks have {len(self.tasks)} rows, found {len(matrix)}")
+        square = self.matching_confusion or []
+        if square and {len(self.tasks)} != {len(square), *map(len, square)}:
+            raise ValueError("'matching_confusion' must have a row and a column for each task")
+        return self
+
+
+class _Seconds(Record):
+    train: float
+    evaluate: float
+    train_images_per_second: float | None
+
+
+class _EpochLine(Record):
+    event: Literal["epoch"]
+    task: Count
+    epoch: Count
+    loss: float
+    phase: str | None = None
+
+
+class _TaskLine(Record):
+    event: Literal["task"]
+    task: Count
+    name: str
+    accuracy: list[Percent]
+    matching: list[Percent] | None
+    images: list[Count]
+    seconds: _Seconds
+
+
+class _Line(Record):
+    """A line of the log."""
+
+    line: Annotated[_EpochLine | _TaskLine, Field(discriminator="event")]
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """Return the numbers in a file that `result.json` is, or that `dualprompt eval` made."""
+    return read_record(path, ResultRecord).model_dump(exclude_unset=True)
+
+
+def config_in(path: Path, values: dict[str, Any]) -> RunConfig:
+    """Return the config that a file of a run holds."""
+    try:
+        return parse(RunConfig, values)
+    except DualPromptError as error:
+        raise DualPromptError(f"{path} is damaged or of another version ({error}); restore it") from None
 
 
 def config_digest(config: RunConfig) -> str:
@@ -138,12 +288,12 @@ class Run:
 
     def manifest(self) -> dict[str, Any]:
         """Return what was run."""
-        return read_json(self.manifest_path, "config", "identity", "tasks", "precision")
+        return read_record(self.manifest_path, ManifestRecord).model_dump(exclude_unset=True)
 
     def config(self) -> RunConfig:
         """Return the resolved config of this run, refusing one that was edited after the start."""
         manifest = self.manifest()
-        config = parse(RunConfig, manifest["config"])
+        config = config_in(self.manifest_path, manifest["config"])
         # Runs once began under a hash that held the evaluation's batch size.
         if manifest["identity"]["config"] not in (config_digest(config), _digest(config)):
             raise DualPromptError(
@@ -178,7 +328,7 @@ class Run:
                 f"run {self.folder} is not finished; "
                 f"continue it with: dualprompt resume {shlex.quote(str(self.folder))}"
             )
-        return read_json(self.result_path, "method", "tasks", "accuracy_matrix", "parameters")
+        return read_result(self.result_path)
 
     def log(self, **event: Any) -> None:
         """Append one line to the log."""
@@ -193,7 +343,17 @@ class Run:
         """Return all that was logged."""
         if not self.metrics_path.exists():
             return []
-        return [json.loads(line) for line in self.metrics_path.read_text(encoding="utf-8").splitlines()]
+        try:
+            *lines, rest = read_bytes(self.metrics_path, MOST_JSON).split(b"\n")
+        except OSError as error:
+            raise DualPromptError(f"{self.metrics_path} cannot be read ({reason(error)}); restore it") from None
+        if rest:
+            raise DualPromptError(f"line {len(lines) + 1} of {self.metrics_path} is cut off; restore it or remove it")
+        remedy = "restore it or remove it"
+        where = [f"line {number} of {self.metrics_path}" for number in range(1, len(lines) + 1)]
+        wrapped = [b'{"line": %b}' % line for line in lines]
+        found = [recorded(_Line, line, place, remedy).line for line, place in zip(wrapped, where, strict=True)]
+        return [line.model_dump(exclude_unset=True) for line in found]
 
     def finish(self, result: dict[str, Any]) -> None:
         """Write the final numbers; the listener hears them first, since a finished run says nothing more."""
@@ -207,8 +367,14 @@ class Run:
 
     def cut_log(self, length: int) -> None:
         """Drop what was logged after a checkpoint, since it will happen again."""
-        if self.log_bytes() > length:
-            os.truncate(self.metrics_path, length)
+        found = self.log_bytes()
+        if 0 < found < length:
+            raise DualPromptError(
+                f"{self.metrics_path} is damaged (its end is missing); restore it, or remove it to go on without it"
+            )
+        if found > length:
+            with disk_errors(self.metrics_path):
+                os.truncate(self.metrics_path, length)
 
 
 def _version(package: str) -> str | None:
@@ -223,7 +389,11 @@ def git_state() -> dict[str, Any] | None:
 
     def git(*arguments: str) -> str:
         done = subprocess.run(
-            ["git", "-C", str(Path(__file__).parent), *arguments], capture_output=True, text=True, check=True
+            # Without optional locks: a run must not stand in the way of whoever commits meanwhile.
+            ["git", "--no-optional-locks", "-C", str(Path(__file__).parent), *arguments],
+            capture_output=True,
+            text=True,
+            check=True,
         )
         return done.stdout.strip()
 
