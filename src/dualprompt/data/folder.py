@@ -66,6 +66,8 @@ def class_files(path: Path) -> dict[str, list[Path]]:
     folders = [entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
     if not folders:
         raise DualPromptError(f"{path} holds no class folders; put the images of each class into a folder of its own")
+    if strange := [folder.name for folder in folders if not folder.name.isprintable()]:
+        raise DualPromptError(f"{path}: {strange[0]!r} cannot be the name of a class; give it printable characters")
     files = one_name(path, ((folder.name, images_in(folder)) for folder in sorted(folders)))
     if empty := sorted(name for name, images in files.items() if not images):
         known = ", ".join(sorted(EXTENSIONS))

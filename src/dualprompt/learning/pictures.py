@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, Protocol, TypeAlias, cast
 import numpy as np
 from PIL import Image, ImageOps
 
-from dualprompt.data.cache import BROKEN, FORMATS, WORKERS, as_rgb
+from dualprompt.data.cache import BROKEN, FORMATS, MOST_BYTES, WORKERS, as_rgb
 from dualprompt.data.folder import EXTENSIONS, class_files, images_in, one_name
 from dualprompt.data.sources import Dataset, FileSource
 from dualprompt.errors import DualPromptError
@@ -32,7 +32,6 @@ class Labelled(Protocol):
 Data: TypeAlias = str | Path | Mapping[str, Sequence[ImageLike]] | Dataset | Labelled | Iterable[tuple[Any, Any]]
 
 MOST_PIXELS = 64_000_000
-MOST_BYTES = 2**30  # of a file: twice what so many pixels take, uncompressed and 16 bits deep
 DAMAGED = "it is no image, or damaged; replace it or leave it out"
 
 

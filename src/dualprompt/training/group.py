@@ -184,7 +184,7 @@ def _run(members: list[Member], folder: Path, progress: Progress, first: Setup |
             with nullcontext() if run.folder == folder else _alone(run.folder):
                 _begin(run, member.config, setup)
                 shown.note(f"[{number + 1}/{len(members)}] {name}, seed {seed} → {run.folder}")
-                with _continued_by(f"dualprompt resume {shlex.quote(str(folder))}"):
+                with run.as_begun(shown), _continued_by(f"dualprompt resume {shlex.quote(str(folder))}"):
                     train(setup, run, shown)
     return [Run(folder / member.folder) for member in members]
 

@@ -10,11 +10,13 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import torch
 from pydantic import Field, model_validator
 
 from dualprompt import __version__, metrics
@@ -30,8 +32,9 @@ from dualprompt.config import (
     recorded,
 )
 from dualprompt.data.stream import TaskStream
-from dualprompt.errors import DualPromptError
+from dualprompt.errors import DualPromptError, one_line
 from dualprompt.files import MOST_JSON, digest, disk_errors, read_bytes, reason, write_json
+from dualprompt.progress import Progress
 from dualprompt.training.checkpoint import Checkpoints, State
 
 # Carrying a run out elsewhere, saving it more often or showing it to a tracker does not change what it is.
@@ -257,17 +260,18 @@ class Run:
         manifest = {
             "dualprompt": __version__,
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "command": shlex.join(sys.argv),
+            "command": one_line(shlex.join(sys.argv)),
             "seed": config.seed,
             "config": config.model_dump(mode="json"),
             "identity": asdict(Identity.of(config, stream, weights)),
             "backbone": asdict(weights),
             "precision": precision,
+            "threads": torch.get_num_threads(),
             "tasks": [
                 {"name": t.name, "classes": list(t.classes), "train": len(t.train), "test": len(t.test)}
                 for t in stream.tasks
             ],
-            "skipped_images": [str(path) for path in stream.bad],
+            "skipped_images": [one_line(str(path)) for path in stream.bad],
             "versions": {name: _version(name) for name in VERSIONS}
             | {
                 "python": platform.python_version(),
@@ -315,6 +319,28 @@ class Run:
     def precision(self) -> str:
         """The precision that the run began with, as a config says it."""
         return {"float32": "fp32", "bfloat16": "bf16"}[self.manifest()["precision"]]
+
+    @contextmanager
+    def as_begun(self, progress: Progress) -> Iterator[None]:
+        """Compute with as many threads as the run began with: how sums are cut decides their last bits."""
+        here = torch.get_num_threads()
+        began = self.manifest().get("threads") or here
+        if began == here:
+            yield
+            return
+        if began > (os.cpu_count() or 1):
+            progress.note(
+                f"{self.folder} began with {began} threads, more than this machine has cores; it goes on with {here}, "
+                "and its last digits may differ"
+            )
+            yield
+            return
+        progress.note(f"{self.folder} began with {began} threads and goes on with them; the environment says {here}")
+        torch.set_num_threads(began)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(here)
 
     @property
     def finished(self) -> bool:
