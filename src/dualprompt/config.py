@@ -300,9 +300,9 @@ def _under_recipe(preset: str, recipe: str | None) -> tuple[dict[str, Any], str 
     values.pop("title", None)
     chosen = recipe or default
     if chosen is not None:
-        if chosen not in recipes:
+        if not isinstance(chosen, str) or chosen not in recipes:
             known = nearest(str(chosen), map(str, recipes))
-            raise DualPromptError(f"preset '{preset}' has no recipe '{chosen}'; {known}")
+            raise DualPromptError(f"preset '{preset}' has no recipe '{str(chosen)[:80]}'; {known}")
         values = merge(values, _mapping(preset, f"recipes.{chosen}", recipes[chosen]))
         values = merge(values, {"train": {"recipe": chosen}})
     return values, chosen
@@ -318,7 +318,7 @@ def _method(preset: str, values: dict[str, Any], above: dict[str, Any]) -> dict[
     usual = own.get("name", "dualprompt")
     name = above.get("method", {}).get("name", usual)
     if not isinstance(name, str):
-        raise DualPromptError(f"bad value for 'method.name': it takes the name of a method (found {name!r})")
+        raise DualPromptError(f"bad value for 'method.name': it takes the name of a method (found {name!r:.80})")
     method = {"name": name, **_mapping(preset, f"methods.{name}", options.get(name, {}))}
     if name == usual:
         method |= own
@@ -329,7 +329,7 @@ def _method(preset: str, values: dict[str, Any], above: dict[str, Any]) -> dict[
 
 def _mapping(preset: str, key: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise DualPromptError(f"{preset}: '{key}' must be a mapping of keys, found {value!r}")
+        raise DualPromptError(f"{preset}: '{key}' must be a mapping of keys, found {value!r:.80}")
     return value
 
 
