@@ -35,7 +35,7 @@ from dualprompt.errors import DualPromptError, nearest
 from dualprompt.files import digest
 from dualprompt.learning import card, hub, keep
 from dualprompt.learning.lesson import FEWEST, fingerprint, held_out, state_digest, task_of
-from dualprompt.learning.model import Kept, Network, Row, bytes_of, compact, refuse_misfits, without
+from dualprompt.learning.model import HEAD, Kept, Network, Row, bytes_of, compact, refuse_misfits, without
 from dualprompt.learning.names import Kind, find, free_name, refuse_unprintable
 from dualprompt.learning.pictures import (
     Data,
@@ -458,7 +458,8 @@ class ContinualLearner:
         image that was not matched to a task that is gone. Of a task, the E-Prompt, key, means, covariance and head
         rows are removed; of a class, its means and rows. What tasks share was shaped by the forgotten one too, and
         stays as it is: the G-Prompt, the covariance of all classes that matches images to tasks, later E-Prompts
-        that began where this one ended, and the other rows. Forgetting the last class removes that as well.
+        that began where this one ended, and the other rows. Forgetting the last class removes that as well. Methods
+        that share all their prompts (`shares_prompts`), as coda-prompt and l2p, have only rows to remove.
         """
         with self._changing:
             model = self._model
@@ -479,7 +480,8 @@ class ContinualLearner:
         places = [task.classes.index(label) for label in labels] if rest else None
         kept = without(model.kept, model.method.of_task, place, places, rows)
         size = bytes_of(compact(kept).state, model.method.of_task, place) if rest else 0
-        left = replace(task, classes=rest, bytes=size)
+        # What was measured on images of a class that is gone says nothing of those that are left.
+        left = replace(task, classes=rest, bytes=size, accuracy=None)
         tasks = tuple(each if each is not task else left for each in model.tasks if each is not task or rest)
         trust = {
             number: {label: own for label, own in task_trust.items() if number != task.id or label not in labels}
@@ -488,10 +490,14 @@ class ContinualLearner:
         }
         if not tasks:
             return self._made((), (), model.next_id, {}, {})
-        if not rest:
-            left_over = [{n: value for n, value in each.measured.items() if n != task.id} for each in tasks]
-            tasks = tuple(replace(each, measured=own) for each, own in zip(tasks, left_over, strict=True))
+        left_over = [{n: value for n, value in each.measured.items() if n != task.id} for each in tasks]
+        tasks = tuple(replace(each, measured=own) for each, own in zip(tasks, left_over, strict=True))
         return self._made(tasks, kept.rows, model.next_id, trust, kept.state)
+
+    @property
+    def shares_prompts(self) -> bool:
+        """Whether the method keeps nothing for a task alone but the classifier's rows."""
+        return not set(self._model.method.of_task) - set(HEAD)
 
     def info(self) -> dict[str, Any]:
         """Return what it knows and what it is made of, as JSON has it."""
