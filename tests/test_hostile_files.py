@@ -105,14 +105,14 @@ def uses_model(path: Path) -> None:
 
 @many
 @randomly
-def test_model_json(rng: Random, model: Path) -> None:
+def test_mutations_of_model_json(rng: Random, model: Path) -> None:
     with mutated(model / "model.json", changed_json, rng):
         outcome(lambda: uses_model(model))
 
 
 @many
 @randomly
-def test_tensors_of_a_model(rng: Random, model: Path) -> None:
+def test_mutations_of_tensors_of_a_model(rng: Random, model: Path) -> None:
     tensors = next(model.glob("weights-*"))
     before = {name: value.clone() for name, value in load_file(tensors).items()}
     with mutated(tensors, changed_tensors, rng):
@@ -132,7 +132,7 @@ def signed(model: Path, tensors: Path) -> None:
 
 @many
 @randomly
-def test_tensors_of_a_model_with_their_checksum(rng: Random, model: Path) -> None:
+def test_mutations_of_tensors_with_their_checksum(rng: Random, model: Path) -> None:
     tensors = next(model.glob("weights-*"))
     with mutated(tensors, changed_tensors, rng), mutated(model / "model.json", lambda content, _: content, rng):
         signed(model, tensors)
@@ -141,7 +141,7 @@ def test_tensors_of_a_model_with_their_checksum(rng: Random, model: Path) -> Non
 
 @many
 @randomly
-def test_tensors_of_a_model_of_other_shapes(rng: Random, model: Path) -> None:
+def test_mutations_of_tensors_of_other_shapes(rng: Random, model: Path) -> None:
     tensors = next(model.glob("weights-*"))
 
     def reshape(content: bytes, rng: Random) -> bytes:
@@ -203,7 +203,7 @@ def run_identity(run: Run) -> Any:
 )
 @many
 @randomly
-def test_papers_of_a_run(rng: Random, name: str, mutate: Mutate, finished: Path) -> None:
+def test_mutations_of_papers_of_a_run(rng: Random, name: str, mutate: Mutate, finished: Path) -> None:
     with mutated(finished / name, mutate, rng):
         outcome(lambda: looks_at(finished))
 
@@ -211,7 +211,7 @@ def test_papers_of_a_run(rng: Random, name: str, mutate: Mutate, finished: Path)
 @pytest.mark.parametrize("name", ["task-0001", "progress"])
 @many
 @randomly
-def test_checkpoints_are_what_was_written_or_refused(rng: Random, name: str, stopped: Path) -> None:
+def test_mutations_of_checkpoints(rng: Random, name: str, stopped: Path) -> None:
     path = stopped / "checkpoints" / f"{name}.safetensors"
     tensors, position = checkpoint.read(path)
     with mutated(path, changed_tensors, rng):
@@ -225,7 +225,7 @@ def test_checkpoints_are_what_was_written_or_refused(rng: Random, name: str, sto
 
 @many
 @randomly
-def test_headers_of_checkpoints_without_checksum(rng: Random, stopped: Path) -> None:
+def test_mutations_of_headers_of_checkpoints_without_checksum(rng: Random, stopped: Path) -> None:
     """As a version without checksums wrote them, or an enemy."""
     path = stopped / "checkpoints" / "task-0001.safetensors"
     tensors, position = checkpoint.read(path)
@@ -253,7 +253,7 @@ def decoded(world: World, cache: Path) -> Decoded:
 @pytest.mark.parametrize("name", ["contents/*.json", "*/index.json"])
 @many
 @randomly
-def test_indices_of_the_cache(rng: Random, name: str, world: World, cached: tuple[Path, Decoded]) -> None:
+def test_mutations_of_indices_of_the_cache(rng: Random, name: str, world: World, cached: tuple[Path, Decoded]) -> None:
     cache, before = cached
     path = next((cache / "images").glob(name))
     with mutated(path, changed_json, rng):
@@ -268,7 +268,7 @@ def test_indices_of_the_cache(rng: Random, name: str, world: World, cached: tupl
 
 @many
 @randomly
-def test_pixels_of_the_cache(rng: Random, world: World, cached: tuple[Path, Decoded]) -> None:
+def test_mutations_of_pixels_of_the_cache(rng: Random, world: World, cached: tuple[Path, Decoded]) -> None:
     cache, before = cached
     path = next((cache / "images").glob("*/pixels.bin"))
     with mutated(path, lambda content, rng: content[: rng.randrange(len(content))], rng):
@@ -283,7 +283,7 @@ def changed_yaml(content: bytes, rng: Random) -> bytes:
 
 @many
 @randomly
-def test_presets(rng: Random, world: World, tmp_path: Path) -> None:
+def test_mutations_of_presets(rng: Random, world: World, tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_bytes(world.preset.read_bytes())
     with mutated(path, changed_yaml, rng):
@@ -301,7 +301,7 @@ def builds(name: str) -> None:
 
 @many
 @randomly
-def test_weights_in_safetensors(rng: Random, world: World, tmp_path: Path) -> None:
+def test_mutations_of_weights_in_safetensors(rng: Random, world: World, tmp_path: Path) -> None:
     path = tmp_path / "vit.safetensors"
     shutil.copy(world.weights, path)
     with mutated(path, changed_tensors, rng):
@@ -311,7 +311,7 @@ def test_weights_in_safetensors(rng: Random, world: World, tmp_path: Path) -> No
 @pytest.mark.parametrize("kind", [".npz", ".pth"])
 @many
 @randomly
-def test_weights_in_archives(rng: Random, kind: str, world: World, tmp_path: Path) -> None:
+def test_mutations_of_weights_in_archives(rng: Random, kind: str, world: World, tmp_path: Path) -> None:
     path = tmp_path / f"vit{kind}"
     if kind == ".npz":
         np.savez(path, **random_google(dim=16, heads=2, depth=1, mlp=8, patch=4, grid=2))
@@ -324,7 +324,7 @@ def test_weights_in_archives(rng: Random, kind: str, world: World, tmp_path: Pat
 @pytest.mark.parametrize("name", ["config.json", "preprocessor_config.json"])
 @many
 @randomly
-def test_papers_of_a_backbone(rng: Random, name: str, world: World, tmp_path: Path) -> None:
+def test_mutations_of_papers_of_a_backbone(rng: Random, name: str, world: World, tmp_path: Path) -> None:
     shutil.copy(world.weights, tmp_path / "model.safetensors")
     papers = {
         "config.json": {"num_attention_heads": 2, "layer_norm_eps": 1e-6, "image_size": 16, "hidden_act": "gelu"}
