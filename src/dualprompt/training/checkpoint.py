@@ -101,7 +101,7 @@ def read(path: Path) -> tuple[State, Position]:
             said = (file.metadata() or {})["dualprompt"]
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         entry = parse_json(said)
-        if "checksum" not in entry:  # as in checkpoints of before
+        if "task" in entry:  # the header itself, as in checkpoints of before there were checksums
             entry = {"header": said, "checksum": checksum(tensors, said)}
         header = str(entry["header"])
         whole = entry["checksum"] == checksum(tensors, header)
