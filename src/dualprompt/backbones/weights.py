@@ -13,6 +13,7 @@ import math
 import pickle
 import re
 import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -303,6 +304,8 @@ def _load(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         NotImplementedError,
         MemoryError,
         RecursionError,
+        SyntaxError,  # of the headers of arrays, which are Python
+        tokenize.TokenError,
         zipfile.BadZipFile,
         zlib.error,
         struct.error,
@@ -332,7 +335,8 @@ def _room(path: Path) -> int:
 
 def _load_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     with safe_open(path, framework="pt") as handle:
-        return {key: handle.get_tensor(key) for key in handle.keys()}, handle.metadata() or {}  # noqa: SIM118
+        # Copies: the library's tensors are the file itself, and change, or end the process, if someone writes to it.
+        return {key: handle.get_tensor(key).clone() for key in handle.keys()}, handle.metadata() or {}  # noqa: SIM118
 
 
 def _load_torch(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -99,7 +99,8 @@ def read(path: Path) -> tuple[State, Position]:
     try:
         with regular(path), safe_open(path, framework="pt") as file:
             said = (file.metadata() or {})["dualprompt"]
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            # Copies: the library's tensors are the file itself; if someone writes to it, they change or end the process.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
         entry = parse_json(said)
         if "task" in entry:  # the header itself, as in checkpoints of before there were checksums
             entry = {"header": said, "checksum": checksum(tensors, said)}
