@@ -231,3 +231,12 @@ def test_the_manifest_is_made_without_gits_lock(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     assert git_state() == {"commit": "x", "changed_files": 1}
     assert all(line.startswith("--no-optional-locks ") for line in asked.read_text().splitlines())
+
+
+def test_a_run_in_a_folder_whose_name_is_no_text(world: World, tmp_path: Path) -> None:
+    """Names of files are bytes; what is written of them must be readable again."""
+    run = tmp_path / "caf\udce9"
+    assert call("run", world.preset, "--out", run, "--no-baseline", "--train.epochs", 1).code == 0
+    (run / ".not-ours.partial").mkdir()
+    assert call("resume", run).code == 0
+    assert (run / ".not-ours.partial").is_dir()

@@ -44,7 +44,8 @@ def is_partial(path: Path) -> bool:
 def sweep(folder: Path) -> None:
     """Remove what killed processes left half written below a folder."""
     for path in folder.rglob(".*.partial"):
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a folder, which is not ours, or what another process sweeps
+            path.unlink()
 
 
 @contextlib.contextmanager

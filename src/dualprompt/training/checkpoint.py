@@ -12,16 +12,17 @@ from typing import Annotated, Any
 
 import torch
 from pydantic import Field
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load, save_file
 from torch import Tensor
 from torch.optim import Optimizer
 
 from dualprompt.config import Count, Percent, recorded
 from dualprompt.errors import DualPromptError
-from dualprompt.files import atomic, parse_json, regular
+from dualprompt.files import atomic, parse_json, read_bytes
 
 State = dict[str, Tensor]
+MOST_BYTES = 2**40
 DELETE = "delete it to continue from the one before"
 BUFFER = "buffer/"  # what the names of the rehearsal buffer's tensors begin with
 
@@ -97,10 +98,11 @@ def _disk_error(error: SafetensorError) -> tuple[int, str]:
 def read(path: Path) -> tuple[State, Position]:
     """Return the tensors of a checkpoint, and where the run stood."""
     try:
-        with regular(path), safe_open(path, framework="pt") as file:
-            said = (file.metadata() or {})["dualprompt"]
-            # Copies: the library's tensors are the file itself; if someone writes to it, they change or end the process.
-            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+        # Not as a map of the file, which would change with it, or end the process where it is cut.
+        content = read_bytes(path, MOST_BYTES)
+        tensors = load(content)
+        size = int.from_bytes(content[:8], "little")
+        said = parse_json(content[8 : 8 + size])["__metadata__"]["dualprompt"]
         entry = parse_json(said)
         if "task" in entry:  # the header itself, as in checkpoints of before there were checksums
             entry = {"header": said, "checksum": checksum(tensors, said)}

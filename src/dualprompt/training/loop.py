@@ -15,7 +15,7 @@ from torch import nn
 
 from dualprompt.config import TrainConfig
 from dualprompt.data.stream import Subset, Task
-from dualprompt.errors import DualPromptError, InterruptedRunError
+from dualprompt.errors import DualPromptError, InterruptedRunError, one_line
 from dualprompt.methods.base import Batch, Method, Phase, TaskView
 from dualprompt.metrics import summarise
 from dualprompt.progress import SILENT, Bar, Progress
@@ -315,7 +315,7 @@ class _Loop:
             "queries": self._queries(),
             "buffer": None if self.buffer is None else {"images": len(self.buffer), "bytes": self.buffer.bytes},
             "skipped_images": len(self.setup.stream.bad),
-            "run_dir": str(self.run.folder),
+            "run_dir": one_line(str(self.run.folder)),
         }
         if self.writes:
             self.run.finish(result)
