@@ -426,7 +426,8 @@ def test_an_archive_that_declares_more_than_it_holds(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "vit.npz", "a") as archive:
         archive.writestr("pre/kernel.npy", huge.getvalue())
     assert "says that it is larger than it is" in refusal(lambda: weights.read(str(tmp_path / "vit.npz")))
-    np.savez_compressed(tmp_path / "bomb.npz", **arrays | {"pre/kernel": np.zeros(2**26, np.float32)})
+    bomb: dict[str, Any] = arrays | {"pre/kernel": np.zeros(2**26, np.float32)}
+    np.savez_compressed(tmp_path / "bomb.npz", **bomb)
     assert "far more than it holds" in refusal(lambda: weights.read(str(tmp_path / "bomb.npz")))
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import io
 import json
 import os
 import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from dualprompt.errors import DualPromptError
 
@@ -118,7 +119,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 @contextlib.contextmanager
-def regular(path: Path) -> Iterator[BinaryIO]:
+def regular(path: Path) -> Iterator[io.BufferedReader]:
     """Open a file to read; what is no file raises an OSError, as a pipe or a device, which could keep us for ever."""
     # Without O_NONBLOCK, to open a pipe is to wait for someone who writes to it.
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
