@@ -332,9 +332,7 @@ async def test_what_was_forgotten_is_named_nowhere(model: Path):
 
 async def test_what_fails_after_the_switch_does_not_fail_forgetting(model: Path):
     (model / "README.md").unlink()
-    (
-        model / "README.md"
-    ).mkdir()  # so that the card cannot be written, right after the new model took the old one's place
+    (model / "README.md").mkdir()  # the card cannot be written, right after the new model took its place
     async with serving(model) as client:
         assert (await client.delete("/classes/cedar")).json()["forgot"] == "cedar"
         assert ContinualLearner.load(model, "cpu").classes == ("ash", "birch")
