@@ -210,7 +210,7 @@ def test_a_run_goes_on_with_the_threads_it_began_with(world: World, finished: Pa
         resume(run, Notes())
     finally:
         torch.set_num_threads(here)
-    assert noted[0] == f"{run} began with 1 threads and goes on with them; the environment says 2"
+    assert noted[0] == f"{run} began with 1 of PyTorch's threads and keeps to that; the environment says 2"
     assert noted[0] in noted[1:]
     assert call("resume", run).code == 0
     left, truth = remains(run), remains(finished)

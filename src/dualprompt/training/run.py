@@ -335,7 +335,9 @@ class Run:
             )
             yield
             return
-        progress.note(f"{self.folder} began with {began} threads and goes on with them; the environment says {here}")
+        progress.note(
+            f"{self.folder} began with {began} of PyTorch's threads and keeps to that; the environment says {here}"
+        )
         torch.set_num_threads(began)
         try:
             yield
