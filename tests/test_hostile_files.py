@@ -375,6 +375,8 @@ def test_a_model_that_asks_for_huge_images(model: Path) -> None:
     backbone = json.loads((model / "model.json").read_text())["backbone"]
     with_facts(model, backbone=backbone | {"input_size": 8192})
     assert "less than or equal to 1024" in call("info", model).error
+    with_facts(model, backbone=backbone | {"name": "/" + "x" * 300})
+    assert "File name too long" in refusal(lambda: ContinualLearner.load(model))
 
 
 def bomb() -> str:

@@ -555,7 +555,8 @@ class ContinualLearner:
         path = Path(path).expanduser()
         facts, state = keep.read(path)
         said = facts.backbone
-        if backbone is None and Path(said.name).is_absolute() and not Path(said.name).exists():
+        place = weights.absolute_name(said.name)
+        if backbone is None and Path(place).is_absolute() and not Path(place).exists():
             raise DualPromptError(
                 f"the backbone of {path} is not at {said.name} any more; say where it lies now with "
                 f"`dualprompt info {path} --backbone PLACE` (in Python: load(…, backbone=PLACE))"

@@ -116,7 +116,10 @@ def _random() -> Checkpoint:
 def absolute_name(name: str) -> str:
     """Return a name that means the same from every directory: the absolute path of a file or folder, else itself."""
     path = Path(name).expanduser()
-    return str(path.absolute()) if name not in KNOWN and path.exists() else name
+    try:
+        return str(path.absolute()) if name not in KNOWN and path.exists() else name
+    except OSError as error:  # too long a name, say
+        raise DualPromptError(f"backbone '{name[:80]}' cannot be looked for ({error.strerror}); check it") from None
 
 
 def build(
