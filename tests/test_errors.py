@@ -8,6 +8,7 @@ import os
 import resource
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -148,7 +149,7 @@ def test_a_preset_that_is_no_text(tmp_path: Path, out: Path) -> None:
     preset.write_bytes(b"\xff\xfe\x00binary")
     assert "cannot be read as text" in refused(preset, out=out)
     (tmp_path / "folder.yaml").mkdir()
-    assert "folder.yaml does not exist" in refused(tmp_path / "folder.yaml", out=out)
+    assert "folder.yaml cannot be read as text (Is a directory)" in refused(tmp_path / "folder.yaml", out=out)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
@@ -363,3 +364,24 @@ def test_a_loss_that_is_not_finite(world: World, out: Path) -> None:
     assert "the loss of task 1" in last
     assert "is not finite; lower train.lr (and rates of the method's own, as head_lr) or set train.clip" in last
     assert not (out / "result.json").exists()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("words", ["--version", "list presets", "list presets --json"])
+def test_output_that_nobody_takes(words: str) -> None:
+    """A full disk is an error; a reader that has gone is none of ours; a closed stdout is left alone."""
+    command = f"{sys.executable} -m dualprompt.cli {words}"
+
+    def end(how: str) -> tuple[int, str]:
+        done = subprocess.run(["bash", "-o", "pipefail", "-c", f"{command} {how}"], stderr=subprocess.PIPE, text=True)
+        return done.returncode, done.stderr
+
+    said = "dualprompt: error: the output cannot be read or written (No space left on device)\n"
+    assert end("> /dev/full") == (2, said)
+    assert end("| true") == (141, "")
+    assert end(">&-") == (0, "")
+
+
+def test_what_nobody_foresaw_of_a_file_is_one_line(world: World, out: Path) -> None:
+    assert "File name too long" in call("info", "x" * 5000).error
+    assert "unknown key" in call("run", world.preset, f"--{'a.' * 2000}b", "1", "--out", out).error

@@ -123,3 +123,23 @@ def test_refusals_name_the_place_and_the_remedy(tmp_path: Path, make, message: s
         load_folder(root, 0.2)
     assert str(root) in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_names_that_look_the_same_are_one_class(tmp_path: Path):
+    composed, apart = "caf\u00e9", "cafe\u0301"
+    fill(tmp_path / "one", **{composed: 3, "tea": 2})
+    fill(tmp_path / "two" / "train", **{composed: 3, "tea": 2})
+    fill(tmp_path / "two" / "test", **{apart: 2, "tea": 2})
+    fill(tmp_path / "one", **{apart: 4})
+    assert len(list((tmp_path / "one").iterdir())) == 3
+    one = load_folder(tmp_path / "one", 0.5)
+    assert one.classes == (composed, "tea")
+    assert sum(int((split.labels == 0).sum()) for split in (one.train, one.test)) == 7
+    assert load_folder(tmp_path / "two", 0.5).classes == (composed, "tea")
+
+
+@pytest.mark.parametrize("names", [("cat", "Cat"), ("stra\u00dfe", "STRASSE"), ("E\u0301t\u00e9", "\u00e9te\u0301")])
+def test_names_that_differ_by_case_only_are_refused(names: tuple[str, str], tmp_path: Path):
+    fill(tmp_path, **dict.fromkeys(names, 2))
+    with pytest.raises(DualPromptError, match="differ by case only; rename one of them"):
+        load_folder(tmp_path, 0.5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import errno
 import hashlib
 import io
@@ -580,6 +581,61 @@ def test_none_of_these(world: World, folders: dict[str, Path], tmp_path: Path) -
     assert reloaded(learner, tmp_path / "model").threshold == 1.1
     with pytest.raises(DualPromptError, match="accept must be above 0"):
         learner.calibrate(accept=2)
+
+
+def test_none_of_these_has_no_probability(world: World, kept: Path, tmp_path: Path) -> None:
+    """The probability of the best class belongs to its name."""
+    learner = ContinualLearner.load(kept, "cpu")
+    learner.threshold = 1.1
+    model, image = learner.save(tmp_path / "model"), trees(world, "ash")[0]
+    best, second = learner.predict([image])[0].top[:2]
+    row = call("predict", model, image).out.splitlines()[-2]
+    cells = [cell.strip() for cell in row.strip("│").split("│")]
+    assert cells[1:3] == ["none of these", "–"]
+    assert cells[-1].startswith(f"{best.label} {100 * best.probability:.0f} %, {second.label} ")
+    header, line = csv.reader(io.StringIO(call("predict", model, image, "--csv").out))
+    found = dict(zip(header, line, strict=True))
+    assert (found["label"], found["probability"], found["label_1"]) == ("", "", best.label)
+
+
+def test_what_was_measured_with_a_forgotten_class_is_dropped(world: World, kept: Path) -> None:
+    learner = ContinualLearner.load(kept, "cpu")
+    learner.evaluate({label: trees(world, label) for label in ALL}, record=True)
+    before = {task.name: task for task in learner.tasks}
+    label = before["spring"].classes[0]
+    learner.forget(label)
+    after = {task.name: task for task in learner.tasks}
+    assert before["spring"].accuracy is not None
+    assert after["spring"].accuracy is None
+    assert after["summer"].accuracy == before["summer"].accuracy
+    assert {task for row in after.values() for task in row.measured} == {2, 3}
+
+
+def test_what_forgets_only_rows_says_so(world: World, folders: dict[str, Path], tmp_path: Path) -> None:
+    flags = ["--backbone", world.weights, "--method", "coda-prompt", "--method.layers", "1,2", "--epochs", 1]
+    assert call("learn", tmp_path / "model", folders["spring"], "--device", "cpu", *flags).code == 0
+    assert "what tasks share was shaped by it, and stays" in call("forget", tmp_path / "model", "ash").out
+
+
+def test_names_in_lessons(world: World, tmp_path: Path) -> None:
+    """Names that look the same are one class; those that differ by case only are refused, here and across lessons."""
+    composed, apart = "caf\u00e9", "cafe\u0301"
+    images = trees(world, "ash", split="train")
+    learner = empty(world)
+    with pytest.raises(DualPromptError, match="differ by case only"):
+        learner.learn({"Oak": images, "oak": images})
+    task = learner.learn({composed: images[:3], apart: images[3:], "elm": trees(world, "elm")}, epochs=1)
+    assert task.classes == (composed, "elm")
+    assert task.images == len(images) + len(trees(world, "elm"))
+    for again in (False, True):
+        with pytest.raises(DualPromptError, match="classes 'elm' and 'Elm' differ by case only"):
+            learner.learn({"Elm": images, "fir": images}, again=again)
+    with pytest.raises(DualPromptError, match="is known already"):
+        learner.learn({apart: images, "fir": images})
+    assert learner.evaluate({apart: images}).images == len(images)
+    loaded = reloaded(learner, tmp_path / "model")
+    assert loaded.forget(apart) == composed
+    assert loaded.classes == ("elm",)
 
 
 def test_a_model_of_another_backbone_is_refused(world: World, kept: Path, tmp_path: Path) -> None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from dualprompt.backbones.known import REPLACED
 from dualprompt.config import RunConfig
-from dualprompt.training.run import config_digest
+from dualprompt.progress import Progress
+from dualprompt.training.group import resume
+from dualprompt.training.run import Run, config_digest, git_state
 from sandbox import VIT, World, call, contents, interrupted, make_world, remains, start, write_weights
 
 
@@ -215,3 +219,53 @@ def test_weights_of_another_shape_are_other_weights(tmp_path: Path) -> None:
     run = interrupted(world, tmp_path / "run")
     write_weights(world.weights, replace(VIT, depth=4))
     assert f"the weights of run {run} changed" in call("resume", run).error
+
+
+def test_a_run_goes_on_with_the_threads_it_began_with(world: World, finished: Path, tmp_path: Path) -> None:
+    run = interrupted(world, tmp_path / "run")
+    noted: list[str] = []
+
+    class Notes(Progress):
+        def note(self, text: str) -> None:
+            noted.append(text)
+
+    assert json.loads((run / "manifest.json").read_text())["threads"] == 1
+    here = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with Run(run).as_begun(Notes()):
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 2
+        resume(run, Notes())
+    finally:
+        torch.set_num_threads(here)
+    assert noted[0] == f"{run} began with 1 of PyTorch's threads and keeps to that; the environment says 2"
+    assert noted[0] in noted[1:]
+    assert call("resume", run).code == 0
+    left, truth = remains(run), remains(finished)
+    assert left["."]["state"] == truth["."]["state"]
+    assert left["."]["log"] == truth["."]["log"]
+    manifest = json.loads((run / "manifest.json").read_text()) | {"threads": 65_000}
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    with Run(run).as_begun(Notes()):
+        assert torch.get_num_threads() == here
+    assert "more than this machine has cores" in noted[-1]
+
+
+def test_the_manifest_is_made_without_gits_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To refresh the index, `git status` locks it, and whoever commits at that moment fails."""
+    git, asked = tmp_path / "git", tmp_path / "asked"
+    git.write_text(f'#!/bin/sh\necho "$@" >> {asked}\necho x\n')
+    git.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert git_state() == {"commit": "x", "changed_files": 1}
+    assert all(line.startswith("--no-optional-locks ") for line in asked.read_text().splitlines())
+
+
+def test_a_run_in_a_folder_whose_name_is_no_text(world: World, tmp_path: Path) -> None:
+    """Names of files are bytes; what is written of them must be readable again."""
+    run = tmp_path / "caf\udce9"
+    assert call("run", world.preset, "--out", run, "--no-baseline", "--train.epochs", 1).code == 0
+    (run / ".not-ours.partial").mkdir()
+    assert call("resume", run).code == 0
+    assert (run / ".not-ours.partial").is_dir()

@@ -6,7 +6,6 @@ import asyncio
 import io
 import json
 import os
-import shutil
 import signal
 import sys
 import time
@@ -331,14 +330,11 @@ async def test_what_was_forgotten_is_named_nowhere(model: Path):
         assert not path.is_file() or not {b"ash", b"birch", b"cedar"} & set(path.read_bytes().split(b'"')), path
 
 
-async def test_forgetting_that_fails_late_leaves_what_is_saved_answering(model: Path, monkeypatch: pytest.MonkeyPatch):
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
+async def test_what_fails_after_the_switch_does_not_fail_forgetting(model: Path):
+    (model / "README.md").unlink()
+    (model / "README.md").mkdir()  # the card cannot be written, right after the new model took its place
     async with serving(model) as client:
-        with monkeypatch.context() as patch:
-            patch.setattr(shutil, "copymode", full)  # right after the new model took the old one's place
-            assert error_of(await client.delete("/classes/cedar"), 507)
+        assert (await client.delete("/classes/cedar")).json()["forgot"] == "cedar"
         assert ContinualLearner.load(model, "cpu").classes == ("ash", "birch")
         assert (await client.get("/model")).json()["classes"] == ["ash", "birch"]
 

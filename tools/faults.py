@@ -1,4 +1,5 @@
-"""The fault campaign against a real server: `python tools/faults.py [requests|kills|disk] [--out faults.json]`.
+"""The fault campaign: `python tools/faults.py [requests|kills|disk|files] [--out faults.json]`, most of it against a
+real server.
 
 requests  malformed requests: from the OpenAPI schema (schemathesis), damaged and hostile images, multipart bodies, zips
           and bytes that are no HTTP. No answer may be a 5xx, the server must live, and no file may appear anywhere but
@@ -6,6 +7,9 @@ requests  malformed requests: from the OpenAPI schema (schemathesis), damaged an
 kills     SIGKILL of the server or of the process that learns, at seeded moments while it learns and while it switches.
           What the next server finds must be the old model or the new one, complete.
 disk      files may only grow to a limit, as on a full disk: the job says so, and the old model stays and answers.
+files     so many mutations (--files) of every kind of file that we read back: a model's facts and tensors, the papers
+          and checkpoints of a run, the cache, presets, weights and what lies beside them. Each must be read as
+          something whole or refused in one line (tests/test_hostile_files.py, with more examples).
 
 Everything is seeded and bounded. The summary is one JSON object.
 """
@@ -535,6 +539,27 @@ def campaign_disk(source: Path, folder: Path) -> dict[str, Any]:
     return {"rounds": rows, "problems": problems}
 
 
+# Mutated files
+
+
+def campaign_files(count: int, seed: int) -> dict[str, Any]:
+    """Try mutations of every kind of file that is read back; return what was found."""
+    tests = Path(__file__).parents[1] / "tests" / "test_hostile_files.py"
+    command = [sys.executable, "-m", "pytest", str(tests), "-n0", "-q", f"--hypothesis-seed={seed}", "-k", "mutations"]
+    began = time.monotonic()
+    done = subprocess.run(
+        command, env=os.environ | {"DUALPROMPT_EXAMPLES": str(count)}, capture_output=True, text=True, check=False
+    )
+    lines = done.stdout.strip().splitlines()
+    failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
+    return {
+        "mutations_of_each": count,
+        "summary": lines[-1] if lines else done.stderr.strip()[-500:],
+        "problems": failed or ([] if done.returncode == 0 else [f"pytest ended with code {done.returncode}"]),
+        "seconds": round(time.monotonic() - began),
+    }
+
+
 def copied(source: Path, target: Path) -> Path:
     """Return a copy of a model without what a server left there."""
     return Path(shutil.copytree(source, target, ignore=shutil.ignore_patterns(".serve")))
@@ -554,8 +579,12 @@ def main() -> int:
     """Run the campaign; return 1 if anything went wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "what", nargs="*", default=["requests", "kills", "disk"], help="requests, kills, disk (default: all)"
+        "what",
+        nargs="*",
+        default=["requests", "kills", "disk", "files"],
+        help="requests, kills, disk, files (default: all)",
     )
+    parser.add_argument("--files", type=int, default=2000, help="mutations of each kind of file")
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
@@ -563,9 +592,12 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="also write the summary here")
     options = parser.parse_args()
     found: dict[str, Any] = {}
+    if "files" in options.what:
+        found["files"] = campaign_files(options.files, options.seed)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        source = options.model or demo_model(folder / "source")
+        served = {"requests", "kills", "disk"} & set(options.what)
+        source = options.model or (demo_model(folder / "source") if served else folder)
         if "requests" in options.what:
             found["requests"] = campaign_requests(source, folder, options.requests, options.seed)
         if "kills" in options.what:
@@ -584,7 +616,7 @@ def main() -> int:
         or part["uploads_left"]
         for part in asked
     )
-    bad = bad or any(found[name]["problems"] for name in ("kills", "disk") if name in found)
+    bad = bad or any(found[name]["problems"] for name in ("kills", "disk", "files") if name in found)
     return 1 if bad else 0
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from dualprompt import __version__
 from dualprompt.commands import look, models, runs, ship, studies
 from dualprompt.commands.common import Commands, Parser
-from dualprompt.errors import DualPromptError, InterruptedRunError, LostProcessError, nearest
+from dualprompt.errors import DualPromptError, InterruptedRunError, LostProcessError, nearest, one_line
 from dualprompt.progress import speaks
 
 EXAMPLES = """\
@@ -52,21 +55,52 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def answer(arguments: list[str]) -> int:
     """Do what the arguments ask; mistakes become one line."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # whoever started us closed it
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names of files may hold anything
     try:
-        options = parse(arguments)
-        options.do(options)
+        try:
+            options = parse(arguments)
+            options.do(options)
+        except SystemExit as end:  # of --help, and of rich where nobody reads its tables
+            if isinstance(end.__context__, BrokenPipeError):
+                raise end.__context__ from None
+            sys.stdout.flush()
+            raise
         sys.stdout.flush()
     except DualPromptError as error:
         if speaks() or not isinstance(error, InterruptedRunError | LostProcessError):
-            sys.stderr.write(f"dualprompt: error: {error}\n")
+            complain(f"error: {error}")
         return 130 if isinstance(error, InterruptedRunError) else 2
     except KeyboardInterrupt:
-        sys.stderr.write("dualprompt: stopped\n")
+        complain("stopped")
         return 130
-    except BrokenPipeError:  # whoever read our output has gone; Python must not try again when it ends
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # whoever read our output has gone
+        abandon_output()
         return 141
+    except OSError as error:
+        if error.filename is None:
+            abandon_output()
+        where = error.filename or "the output"
+        complain(f"error: {one_line(str(where))} cannot be read or written ({error.strerror or error})")
+        return 2
     return 0
+
+
+def complain(text: str) -> None:
+    """Say something on stderr, if that can be had."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"dualprompt: {text}\n")
+        sys.stderr.flush()
+
+
+def abandon_output() -> None:
+    """Give up stdout, so that Python does not try it again when it ends."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:

@@ -1,15 +1,23 @@
-"""A run as typed data: strict keys, checked ranges; a YAML preset plus dotted overrides."""
+"""A run as typed data: strict keys, checked ranges; a YAML preset plus dotted overrides. Records that are read back."""
 
 from __future__ import annotations
 
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from dualprompt.errors import DualPromptError, nearest
+from dualprompt.files import MOST_JSON, read_bytes, reason
+
+T = TypeVar("T")
+LARGEST_INPUT = 1024  # pixels a side: 4096 patches of 16 × 16, whose attention still fits
+MOST_YAML = 2**18  # bytes
+MOST_VALUES = 10_000  # of a YAML text, with every alias written out
+TOO_MANY = f"it holds more than {MOST_VALUES:,} values, with every alias written out"
+DEEPEST = 32  # levels of a YAML text, and of dotted keys
 
 
 class Strict(BaseModel):
@@ -18,6 +26,14 @@ class Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
+class Record(BaseModel):
+    """Base of every file that we read back: types are exact, numbers finite. What another version added is kept."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="allow", allow_inf_nan=False)
+
+
+Count = Annotated[int, Field(ge=0, lt=2**53)]
+Percent = Annotated[float, Field(ge=-1e-6, le=100 + 1e-6)]  # which sums may miss by a little
 BUFFER_SIZE = "method.buffer_size"  # the option of every rehearsal method
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
@@ -53,7 +69,9 @@ class BackboneConfig(Strict):
     """The frozen network."""
 
     name: str = Field(default="embedded", description="embedded, a known name, a hub id, or a weights file")
-    input_size: int | None = Field(default=None, ge=16, description="pixels a side (default: the checkpoint's)")
+    input_size: int | None = Field(
+        default=None, ge=16, le=LARGEST_INPUT, description="pixels a side (default: the checkpoint's)"
+    )
     gelu: Literal["exact", "tanh"] = Field(default="exact", description="GELU flavour; the official code uses tanh")
 
 
@@ -128,6 +146,60 @@ def parse(model: type[Strict], values: dict[str, Any], where: str = "") -> Any:
         raise DualPromptError(_explain(model, error, where)) from None
 
 
+def recorded(kind: type[T], content: bytes | str, where: str, remedy: str) -> T:
+    """Return the JSON text of a record as the type it must have; its first fault becomes one line."""
+    try:
+        return TypeAdapter(kind).validate_json(content, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        message = first["msg"].removeprefix("Value error, ")
+        fault = f"'{place}': {message[0].lower()}{message[1:]}" if place else message
+        raise DualPromptError(f"{where} is damaged ({fault[:200]}); {remedy}") from None
+
+
+def read_record(path: Path, kind: type[T], remedy: str = "restore it or start a new run") -> T:
+    """Return what a JSON file of ours says, as the type it must have."""
+    try:
+        content = read_bytes(path, MOST_JSON)
+    except OSError as error:
+        raise DualPromptError(f"{path} is damaged ({reason(error)}); {remedy}") from None
+    return recorded(kind, content, str(path), remedy)
+
+
+def read_yaml(text: str) -> Any:
+    """Return the value of a YAML text that someone wrote; a ValueError says what is wrong with it, on one line."""
+    if len(text) > MOST_YAML:
+        raise ValueError(f"it is longer than {MOST_YAML:,} characters")
+    try:
+        depth = 0
+        for number, event in enumerate(yaml.parse(text, yaml.SafeLoader)):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > DEEPEST:
+                raise ValueError(f"it is nested more than {DEEPEST} deep")
+            if number > 2 * MOST_VALUES:
+                raise ValueError(TOO_MANY)
+        root = yaml.compose(text, yaml.SafeLoader)
+        if root is not None:
+            _count_values(root, {})
+        return yaml.safe_load(text)
+    # Its constructors are not made for hostile texts: 2026-99-99, !!bool x, !!int "" and the like.
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, ArithmeticError) as error:
+        raise ValueError(" ".join(str(error).split()) or type(error).__name__) from None
+
+
+def _count_values(node: yaml.Node, counts: dict[int, int]) -> int:
+    """Return how many values a node stands for; a few aliases can stand for more than any memory holds."""
+    if id(node) not in counts:
+        counts[id(node)] = MOST_VALUES  # until it is known, so that an alias of what it is part of counts as too much
+        inner = node.value if isinstance(node, yaml.CollectionNode) else []
+        parts = [part for each in inner for part in (each if isinstance(each, tuple) else (each,))]
+        counts[id(node)] = 1 + sum(_count_values(part, counts) for part in parts)
+    if counts[id(node)] > MOST_VALUES:
+        raise ValueError(TOO_MANY)
+    return counts[id(node)]
+
+
 def _explain(model: type[Strict], error: ValidationError, where: str) -> str:
     faults = error.errors()
     first = faults[0]
@@ -176,19 +248,18 @@ def load_preset(name: str) -> dict[str, Any]:
     if name in preset_names():
         text = (resources.files("dualprompt") / "presets" / f"{name}.yaml").read_text(encoding="utf-8")
     elif name.endswith((".yaml", ".yml")):
-        path = Path(name)
-        if not path.is_file():
+        if not Path(name).exists():
             raise DualPromptError(f"preset file {name} does not exist")
         try:
-            text = path.read_text(encoding="utf-8")
+            text = read_bytes(Path(name), MOST_YAML).decode("utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise DualPromptError(f"preset file {name} cannot be read as text ({error})") from None
+            raise DualPromptError(f"preset file {name} cannot be read as text ({reason(error)})") from None
     else:
         raise DualPromptError(f"unknown preset '{name}'; {nearest(name, preset_names())}; or the path of a .yaml file")
     try:
-        values = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise DualPromptError(f"{name} is not valid YAML: {' '.join(str(error).split())}") from None
+        values = read_yaml(text)
+    except ValueError as error:
+        raise DualPromptError(f"{name} is not valid YAML: {error}") from None
     if not isinstance(values, dict):
         raise DualPromptError(f"{name} must hold a mapping of keys, found {type(values).__name__}")
     return values
@@ -229,9 +300,9 @@ def _under_recipe(preset: str, recipe: str | None) -> tuple[dict[str, Any], str 
     values.pop("title", None)
     chosen = recipe or default
     if chosen is not None:
-        if chosen not in recipes:
+        if not isinstance(chosen, str) or chosen not in recipes:
             known = nearest(str(chosen), map(str, recipes))
-            raise DualPromptError(f"preset '{preset}' has no recipe '{chosen}'; {known}")
+            raise DualPromptError(f"preset '{preset}' has no recipe '{str(chosen)[:80]}'; {known}")
         values = merge(values, _mapping(preset, f"recipes.{chosen}", recipes[chosen]))
         values = merge(values, {"train": {"recipe": chosen}})
     return values, chosen
@@ -247,7 +318,7 @@ def _method(preset: str, values: dict[str, Any], above: dict[str, Any]) -> dict[
     usual = own.get("name", "dualprompt")
     name = above.get("method", {}).get("name", usual)
     if not isinstance(name, str):
-        raise DualPromptError(f"bad value for 'method.name': it takes the name of a method (found {name!r})")
+        raise DualPromptError(f"bad value for 'method.name': it takes the name of a method (found {name!r:.80})")
     method = {"name": name, **_mapping(preset, f"methods.{name}", options.get(name, {}))}
     if name == usual:
         method |= own
@@ -258,7 +329,7 @@ def _method(preset: str, values: dict[str, Any], above: dict[str, Any]) -> dict[
 
 def _mapping(preset: str, key: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise DualPromptError(f"{preset}: '{key}' must be a mapping of keys, found {value!r}")
+        raise DualPromptError(f"{preset}: '{key}' must be a mapping of keys, found {value!r:.80}")
     return value
 
 
@@ -282,11 +353,11 @@ def _all_nested(overrides: dict[str, Any]) -> dict[str, Any]:
 def read_value(text: str) -> Any:
     """Read a value as YAML; `a,b` without brackets is a list too, unless it is quoted or the path of something."""
     try:
-        value = yaml.safe_load(text)
-        if isinstance(value, str) and "," in value and text[0] not in "\"'" and not Path(text).exists():
-            return [yaml.safe_load(part) for part in value.split(",")]
-    except yaml.YAMLError:
-        raise DualPromptError(f"cannot read the value '{text}'; quote it as YAML") from None
+        value = read_yaml(text)
+        if isinstance(value, str) and "," in value and text[0] not in "\"'" and not _exists(text):
+            return [read_yaml(part) for part in value.split(",")]
+    except ValueError:
+        raise DualPromptError(f"cannot read the value '{text[:200]}'; quote it as YAML") from None
     return value
 
 
@@ -302,9 +373,18 @@ def read_line(text: str) -> tuple[str, dict[str, Any]]:
     return name, overrides
 
 
+def _exists(text: str) -> bool:
+    try:
+        return Path(text).exists()
+    except (OSError, ValueError):  # it is too long for a path, or holds a zero byte
+        return False
+
+
 def nested(dotted: str, value: Any) -> dict[str, Any]:
     """Return `{"a": {"b": value}}` for `a.b`."""
     *outer, last = dotted.split(".")
+    if len(outer) > DEEPEST:
+        raise DualPromptError(f"unknown key '{dotted[:40]}…'; none has {len(outer)} dots")
     result: dict[str, Any] = {last: value}
     for part in reversed(outer):
         result = {part: result}

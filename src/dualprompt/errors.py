@@ -6,8 +6,16 @@ import difflib
 from collections.abc import Iterable
 
 
+def one_line(text: str) -> str:
+    """Return a text on one line that every terminal can show: what is not printable is written as Python escapes it."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 class DualPromptError(Exception):
-    """A mistake the user can mend. The command prints its message and exits with code 2."""
+    """A mistake the user can mend. The command prints its message, which is one line, and exits with code 2."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(one_line(message))  # names of files may hold anything
 
 
 class InterruptedRunError(DualPromptError):

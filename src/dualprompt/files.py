@@ -1,12 +1,14 @@
-"""Writing files so that a reader sees the old content or the new, never half of either."""
+"""Writing files so that a reader sees the old content or the new, never half of either; reading what others wrote."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import hashlib
+import io
 import json
 import os
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +18,7 @@ from dualprompt.errors import DualPromptError
 
 LOCK = ".lock"
 ASSETS = Path(__file__).parent / "assets"
+MOST_JSON = 512 * 2**20  # bytes; what is noted of a million images has less
 INHERITED = "DUALPROMPT_LOCK"  # names the open lock file that a process was given by the one that started it
 
 
@@ -43,7 +46,8 @@ def is_partial(path: Path) -> bool:
 def sweep(folder: Path) -> None:
     """Remove what killed processes left half written below a folder."""
     for path in folder.rglob(".*.partial"):
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a folder, which is not ours, or what another process sweeps
+            path.unlink()
 
 
 @contextlib.contextmanager
@@ -115,21 +119,58 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
+@contextlib.contextmanager
+def regular(path: Path) -> Iterator[io.BufferedReader]:
+    """Open a file to read; what is no file raises an OSError, as a pipe or a device, which could keep us for ever."""
+    # Without O_NONBLOCK, to open a pipe is to wait for someone who writes to it.
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
+    with os.fdopen(handle, "rb") as file:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "it is no file but a pipe, a device or the like", str(path))
+        yield file
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """Return the content of a file as it is now; one of more than `most` bytes raises an OSError, before it is read."""
+    with regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise OSError(errno.EFBIG, f"it holds more than {most:,} bytes", str(path))
+        return file.read(size)
+
+
+def reason(error: OSError | ValueError) -> str:
+    """Return why a file cannot be read, without its name."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def parse_json(content: bytes | str) -> Any:
+    """Return the JSON value that someone wrote; a ValueError says what is wrong with it.
+
+    It is nested at most 200 deep, and its texts can be written again.
+    """
+    from pydantic_core import from_json  # which takes a while to import
+
+    return from_json(content, allow_inf_nan=False)
+
+
 def read_json(path: Path, *keys: str) -> dict[str, Any]:
     """Return the JSON object in a file that `write_json` made, which must have these keys."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = parse_json(read_bytes(path, MOST_JSON))
     except (OSError, ValueError) as error:
-        raise DualPromptError(f"{path} is damaged ({error}); restore it or start a new run") from None
+        raise DualPromptError(f"{path} is damaged ({reason(error)}); restore it or start a new run") from None
+    if not isinstance(value, dict):
+        raise DualPromptError(f"{path} is damaged (it holds no JSON object); restore it or start a new run")
     for key in keys:
-        if not isinstance(value, dict) or key not in value:
+        if key not in value:
             raise DualPromptError(f"{path} is damaged (it has no '{key}'); restore it or start a new run")
     return value
 
 
 def sha256(path: Path) -> str:
     """Return the SHA-256 of a file's bytes, in hex."""
-    with path.open("rb") as handle:
+    with regular(path) as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 

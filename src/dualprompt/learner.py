@@ -29,13 +29,14 @@ from dualprompt import __version__
 from dualprompt.backbones import weights
 from dualprompt.backbones.known import EMBEDDED, REPLACED
 from dualprompt.config import RunConfig, merge, nested, parse
+from dualprompt.data.folder import one_form, refuse_case
 from dualprompt.data.stream import TaskStream
 from dualprompt.data.views import View
 from dualprompt.errors import DualPromptError, nearest
 from dualprompt.files import digest
 from dualprompt.learning import card, hub, keep
 from dualprompt.learning.lesson import FEWEST, fingerprint, held_out, state_digest, task_of
-from dualprompt.learning.model import Kept, Network, Row, bytes_of, compact, without
+from dualprompt.learning.model import HEAD, Kept, Network, Row, bytes_of, compact, refuse_misfits, without
 from dualprompt.learning.names import Kind, find, free_name, refuse_unprintable
 from dualprompt.learning.pictures import (
     Data,
@@ -298,9 +299,10 @@ class ContinualLearner:
 
     def _refuse_known(self, model: _Model, classes: Mapping[str, Any], again: bool) -> None:
         refuse_unprintable("class", classes)
+        owner = {label: task.name for task in model.tasks for label in task.classes}
+        refuse_case("the classes to learn and those known", [*owner, *classes])
         if again:
             return
-        owner = {label: task.name for task in model.tasks for label in task.classes}
         if known := [name for name in classes if name in owner]:
             raise DualPromptError(
                 f"class '{known[0]}' is known already, from task '{owner[known[0]]}', whose images are gone: its "
@@ -457,10 +459,12 @@ class ContinualLearner:
         image that was not matched to a task that is gone. Of a task, the E-Prompt, key, means, covariance and head
         rows are removed; of a class, its means and rows. What tasks share was shaped by the forgotten one too, and
         stays as it is: the G-Prompt, the covariance of all classes that matches images to tasks, later E-Prompts
-        that began where this one ended, and the other rows. Forgetting the last class removes that as well.
+        that began where this one ended, and the other rows. Forgetting the last class removes that as well. Methods
+        that share all their prompts (`shares_prompts`), as coda-prompt and l2p, have only rows to remove.
         """
         with self._changing:
             model = self._model
+            what = one_form(what) if isinstance(what, str) and what not in {t.name for t in model.tasks} else what
             task = find(model.tasks, what, kind)
             if task is not None:
                 self._model = self._without(model, task.id, task.classes)
@@ -477,7 +481,8 @@ class ContinualLearner:
         places = [task.classes.index(label) for label in labels] if rest else None
         kept = without(model.kept, model.method.of_task, place, places, rows)
         size = bytes_of(compact(kept).state, model.method.of_task, place) if rest else 0
-        left = replace(task, classes=rest, bytes=size)
+        # What was measured on images of a class that is gone says nothing of those that are left.
+        left = replace(task, classes=rest, bytes=size, accuracy=None)
         tasks = tuple(each if each is not task else left for each in model.tasks if each is not task or rest)
         trust = {
             number: {label: own for label, own in task_trust.items() if number != task.id or label not in labels}
@@ -486,10 +491,14 @@ class ContinualLearner:
         }
         if not tasks:
             return self._made((), (), model.next_id, {}, {})
-        if not rest:
-            left_over = [{n: value for n, value in each.measured.items() if n != task.id} for each in tasks]
-            tasks = tuple(replace(each, measured=own) for each, own in zip(tasks, left_over, strict=True))
+        left_over = [{n: value for n, value in each.measured.items() if n != task.id} for each in tasks]
+        tasks = tuple(replace(each, measured=own) for each, own in zip(tasks, left_over, strict=True))
         return self._made(tasks, kept.rows, model.next_id, trust, kept.state)
+
+    @property
+    def shares_prompts(self) -> bool:
+        """Whether the method keeps nothing for a task alone but the classifier's rows."""
+        return not set(self._model.method.of_task) - set(HEAD)
 
     def info(self) -> dict[str, Any]:
         """Return what it knows and what it is made of, as JSON has it."""
@@ -546,36 +555,51 @@ class ContinualLearner:
         """Return the model in a folder; `backbone` says where its backbone lies now, if that has moved."""
         path = Path(path).expanduser()
         facts, state = keep.read(path)
-        try:
-            said = facts["backbone"]
-            if backbone is None and Path(said["name"]).is_absolute() and not Path(said["name"]).exists():
-                raise DualPromptError(
-                    f"the backbone of {path} is not at {said['name']} any more; say where it lies now with "
-                    f"`dualprompt info {path} --backbone PLACE` (in Python: load(…, backbone=PLACE))"
-                )
-            learner = cls.__new__(cls)
-            values = {"method": facts["method"], "train": facts["train"]}
-            learner._set_up(values, backbone or said["name"], said["input_size"], device, facts["seed"])
-            if learner._weights.sha256 != said["sha256"]:
-                if said["name"] == EMBEDDED.name and said["sha256"] in REPLACED:
-                    raise DualPromptError(
-                        f"{path} was made with an embedded backbone ({REPLACED[said['sha256']]}) that this version of "
-                        "dualprompt has replaced; learn its classes again, or keep the version that made it"
-                    )
-                raise DualPromptError(
-                    f"{path} was made with another backbone than the '{learner._weights.name}' that is here "
-                    "(its SHA-256 differs); restore the file, or give its place with backbone="
-                )
-            tasks = tuple(TaskInfo.from_dict(task) for task in facts["tasks"])
-            rows = tuple(None if row is None else (int(row[0]), str(row[1])) for row in facts["rows"])
-            trust = {int(number): own for number, own in facts["trust"]}
-            learner.threshold = facts["threshold"]
-            learner._model = learner._made(tasks, rows, facts["next_id"], trust, state)
-        except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
+        said = facts.backbone
+        place = weights.absolute_name(said.name)
+        if backbone is None and Path(place).is_absolute() and not Path(place).exists():
             raise DualPromptError(
-                f"{path / keep.MODEL} is damaged ({type(error).__name__}: {error}); restore the model from a copy"
+                f"the backbone of {path} is not at {said.name} any more; say where it lies now with "
+                f"`dualprompt info {path} --backbone PLACE` (in Python: load(…, backbone=PLACE))"
+            )
+        learner = cls.__new__(cls)
+        values = {"method": facts.method, "train": facts.train}
+        learner._set_up(values, backbone or said.name, said.input_size, device, facts.seed)
+        if learner._weights.sha256 != said.sha256:
+            if said.name == EMBEDDED.name and said.sha256 in REPLACED:
+                raise DualPromptError(
+                    f"{path} was made with an embedded backbone ({REPLACED[said.sha256]}) that this version of "
+                    "dualprompt has replaced; learn its classes again, or keep the version that made it"
+                )
+            raise DualPromptError(
+                f"{path} was made with another backbone than the '{learner._weights.name}' that is here "
+                "(its SHA-256 differs); restore the file, or give its place with backbone="
+            )
+        learner.threshold = facts.threshold
+        try:
+            learner._take_over(facts, state)
+        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            reason = str(error).strip().partition("\n")[0][:200]
+            raise DualPromptError(
+                f"the model in {path} is damaged ({type(error).__name__}: {reason}); {keep.RESTORE}"
             ) from error
         return learner
+
+    def _take_over(self, facts: keep.ModelRecord, state: State) -> None:
+        """Become the model that was read; one that could not answer is refused now."""
+        tasks = tuple(
+            TaskInfo(t.id, t.name, tuple(t.classes), t.images, t.learned, t.bytes, t.accuracy, t.measured)
+            for t in facts.tasks
+        )
+        model = self._made(tasks, tuple(facts.rows), facts.next_id, dict(facts.trust), state)
+        if tasks:
+            refuse_misfits(model.kept, model.method.of_task, [len(task.classes) for task in tasks])
+            blank = torch.zeros(1, self.side, self.side, 3, dtype=torch.uint8, device=self._device)
+            with torch.inference_mode():
+                logits, task, similarity = model.network(blank)
+            if not all(bool(torch.isfinite(value).all()) for value in (logits, similarity)) or int(task) >= len(tasks):
+                raise ValueError("it has no answer to a black image")
+        self._model = model
 
     def push(self, repo_id: str, *, private: bool = True, token: str | None = None, message: str | None = None) -> str:
         """Upload it to a repository of the Hugging Face hub, made where there is none; return its address."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dualprompt.config import LARGEST_INPUT
 from dualprompt.errors import DualPromptError
+from dualprompt.files import MOST_JSON, parse_json, read_bytes, reason
 
 Triple = tuple[float, float, float]
 
@@ -35,7 +37,7 @@ def from_header(header: Mapping[str, str], where: str) -> Facts:
     with _explained(where):
         return Facts(
             heads=_positive(header, "num_heads"),
-            input_size=_positive(header, "input_size"),
+            input_size=_side(header.get("input_size")),
             mean=_triple(header, "mean"),
             std=_triple(header, "std"),
             interpolation=header.get("interpolation"),
@@ -61,11 +63,11 @@ def _timm(config: Mapping[str, Any]) -> Facts:
     size = said.get("input_size")
     return Facts(
         heads=_positive(config.get("model_args") or {}, "num_heads"),
-        input_size=int(size[-1]) if size else None,
+        input_size=_side(size[-1]) if size else None,
         mean=_triple(said, "mean"),
         std=_triple(said, "std"),
-        interpolation=said.get("interpolation"),
-        licence=said.get("license"),
+        interpolation=_text(said, "interpolation"),
+        licence=_text(said, "license"),
     )
 
 
@@ -75,8 +77,8 @@ def _hugging_face(config: Mapping[str, Any]) -> Facts:
         raise ValueError(f"hidden_act must be 'gelu', found {activation!r}")
     return Facts(
         heads=_positive(config, "num_attention_heads"),
-        eps=float(config.get("layer_norm_eps", 1e-6)),
-        input_size=_positive(config, "image_size"),
+        eps=_epsilon(config.get("layer_norm_eps", 1e-6)),
+        input_size=_side(config.get("image_size")),
     )
 
 
@@ -92,7 +94,7 @@ def _preprocessed(facts: Facts, preprocessor: Mapping[str, Any]) -> Facts:
     return Facts(
         heads=facts.heads,
         eps=facts.eps,
-        input_size=facts.input_size if size is None else int(size),
+        input_size=facts.input_size if size is None else _side(size),
         mean=mean,
         std=std,
         interpolation=_PIL_FILTERS.get(preprocessor.get("resample", -1)),
@@ -103,9 +105,9 @@ def _json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = parse_json(read_bytes(path, MOST_JSON))
     except (ValueError, OSError) as error:
-        raise DualPromptError(f"{path} is not readable JSON ({error}); download it again") from error
+        raise DualPromptError(f"{path} is not readable JSON ({reason(error)}); download it again") from error
     if not isinstance(value, dict):
         raise DualPromptError(f"{path} must hold a JSON object, found {type(value).__name__}; download it again")
     return value
@@ -117,11 +119,33 @@ def _positive(said: Mapping[str, Any], field: str) -> int | None:
         return None
     try:
         number = int(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = 0
     if number < 1:
-        raise ValueError(f"{field} must be a positive whole number, found {value!r}")
+        raise ValueError(f"{field} must be a positive whole number, found {value!r:.80}")
     return number
+
+
+def _side(value: Any) -> int | None:
+    """Read how many pixels wide and high the images are."""
+    number = _positive({"the input size": value}, "the input size")
+    if number is not None and number > LARGEST_INPUT:
+        raise ValueError(f"the input size must be at most {LARGEST_INPUT} pixels, found {number}")
+    return number
+
+
+def _epsilon(value: Any) -> float:
+    number = float(value)
+    if not 0 < number < 1:
+        raise ValueError(f"layer_norm_eps must be above 0 and below 1, found {value!r:.80}")
+    return number
+
+
+def _text(said: Mapping[str, Any], field: str) -> str | None:
+    value = said.get(field)
+    if value is not None and not isinstance(value, str):
+        raise ValueError(f"{field} must be a text, found {value!r:.80}")
+    return value
 
 
 def _triple(said: Mapping[str, Any], field: str) -> Triple | None:
@@ -130,10 +154,12 @@ def _triple(said: Mapping[str, Any], field: str) -> Triple | None:
         return None
     try:
         red, green, blue = (float(part) for part in (value.split(",") if isinstance(value, str) else value))
-    except (TypeError, ValueError):
-        raise ValueError(f"{field} must be three numbers, found {value!r}") from None
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"{field} must be three numbers, found {value!r:.80}") from None
+    if not all(map(math.isfinite, (red, green, blue))):
+        raise ValueError(f"{field} must be three finite numbers, found {value!r:.80}")
     if "std" in field and min(red, green, blue) <= 0:
-        raise ValueError(f"{field} must be positive, found {value!r}")
+        raise ValueError(f"{field} must be positive, found {value!r:.80}")
     return red, green, blue
 
 
@@ -142,5 +168,5 @@ def _explained(where: str) -> Iterator[None]:
     """Turn a fault in a file's fields into one line that names the file."""
     try:
         yield
-    except (ValueError, TypeError, AttributeError, LookupError) as error:
-        raise DualPromptError(f"{where}: {error}; correct the file or download it again") from error
+    except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
+        raise DualPromptError(f"{where}: {str(error)[:200]}; correct the file or download it again") from error

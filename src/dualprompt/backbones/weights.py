@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import pickle
 import re
 import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 import numpy as np
 import torch
@@ -27,10 +29,10 @@ from torch import Tensor
 from dualprompt.backbones.architecture import infer, verify
 from dualprompt.backbones.facts import Facts, Triple, from_folder, from_header
 from dualprompt.backbones.known import EMBEDDED, EMBEDDED_FILE, EMBEDDED_SHA256, KNOWN, RANDOM, known
-from dualprompt.backbones.layouts import to_timm
+from dualprompt.backbones.layouts import SUPPORTED, to_timm
 from dualprompt.backbones.vit import VisionTransformer, ViTConfig, resize_positions
 from dualprompt.errors import DualPromptError, nearest
-from dualprompt.files import packaged, sha256
+from dualprompt.files import packaged, regular, sha256
 from dualprompt.progress import SILENT, Progress
 
 __all__ = ["Checkpoint", "CheckpointInfo", "absolute_name", "build", "known", "read"]
@@ -109,7 +111,10 @@ def _random() -> Checkpoint:
 def absolute_name(name: str) -> str:
     """Return a name that means the same from every directory: the absolute path of a file or folder, else itself."""
     path = Path(name).expanduser()
-    return str(path.absolute()) if name not in KNOWN and path.exists() else name
+    try:
+        return str(path.absolute()) if name not in KNOWN and path.exists() else name
+    except OSError as error:  # too long a name, say
+        raise DualPromptError(f"backbone '{name[:80]}' cannot be looked for ({error.strerror}); check it") from None
 
 
 def build(
@@ -236,10 +241,13 @@ def _quiet(logger_name: str) -> Iterator[None]:
 def _read_file(name: str, path: Path, facts: Facts) -> Checkpoint:
     raw, header = _load(path)
     said = from_header(header, str(path))
-    converted = to_timm(raw, str(path))
-    heads = said.heads or facts.heads or converted.heads
-    config = infer(converted, heads, facts.eps, str(path))
-    tensors = verify(converted, config, str(path))
+    _refuse_strange(raw, path)
+    try:
+        converted = to_timm(raw, str(path))
+        config = infer(converted, said.heads or facts.heads or converted.heads, facts.eps, str(path))
+        tensors = verify(converted, config, str(path))
+    except (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError) as error:  # shapes that nobody foresaw
+        raise DualPromptError(f"{path} holds no Vision Transformer ({_first_line(error)}); {SUPPORTED}") from error
     mean, std = (said.mean, said.std) if said.mean and said.std else (facts.mean, facts.std)
     size = said.input_size or facts.input_size or config.image_size
     interpolation = said.interpolation or facts.interpolation
@@ -266,7 +274,7 @@ def _load(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     if loader is None:
         raise DualPromptError(f"{path} is no weights file; supported endings: {', '.join(_LOADERS)}")
     try:
-        with path.open("rb") as handle:
+        with regular(path) as handle:
             if handle.read(24).startswith(b"version https://git-lfs"):
                 raise DualPromptError(f"{path} is a Git LFS pointer, not the weights; run `git lfs pull` in its folder")
         return loader(path)
@@ -290,6 +298,12 @@ def _load(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         EOFError,
         LookupError,
         AttributeError,
+        ArithmeticError,
+        NotImplementedError,
+        MemoryError,
+        RecursionError,
+        SyntaxError,  # of the headers of arrays, which are Python
+        tokenize.TokenError,
         zipfile.BadZipFile,
         zlib.error,
         struct.error,
@@ -303,9 +317,24 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0][:200]
 
 
+def _refuse_strange(raw: Mapping[str, Tensor], path: Path) -> None:
+    """Refuse what no weights are, and views that stand for far more numbers than the file holds."""
+    for name, value in raw.items():
+        if value.layout != torch.strided or value.is_quantized or value.is_complex() or value.device.type != "cpu":
+            raise DualPromptError(f"{path}: tensor '{name}' is no plain array of numbers; {SUPPORTED}")
+    if sum(value.numel() * value.element_size() for value in raw.values()) > _room(path):
+        raise DualPromptError(f"{path} stands for far more numbers than it holds; use an undamaged file")
+
+
+def _room(path: Path) -> int:
+    """Return how many bytes a file of this size may stand for: weights hardly shrink when they are packed."""
+    return max(64 * 2**20, 10 * path.stat().st_size)
+
+
 def _load_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     with safe_open(path, framework="pt") as handle:
-        return {key: handle.get_tensor(key) for key in handle.keys()}, handle.metadata() or {}  # noqa: SIM118
+        # Copies: the library's tensors are the file itself, and change, or end the process, if someone writes to it.
+        return {key: handle.get_tensor(key).clone() for key in handle.keys()}, handle.metadata() or {}  # noqa: SIM118
 
 
 def _load_torch(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -324,8 +353,27 @@ def _load_torch(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def _load_npz(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    with zipfile.ZipFile(path) as archive:  # what it says it holds, before any memory is taken for it
+        members = archive.infolist()
+        if sum(member.file_size for member in members) > _room(path):
+            raise ValueError("it would unpack to far more than it holds")
+        for member in members:
+            with archive.open(member) as file:
+                if _array_bytes(file) > member.file_size:
+                    raise ValueError(f"'{member.filename}' says that it is larger than it is")
     with np.load(path, allow_pickle=False) as arrays:
         return {key: torch.from_numpy(arrays[key]) for key in arrays.files}, {}
+
+
+def _array_bytes(file: IO[bytes]) -> int:
+    """Return the size of an array by its header; 0 for what is no array."""
+    try:
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read(file)
+    except ValueError:
+        return 0
+    return math.prod(shape) * dtype.itemsize
 
 
 _LOADERS: dict[str, Callable[[Path], tuple[dict[str, Tensor], dict[str, str]]]] = {

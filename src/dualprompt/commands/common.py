@@ -31,6 +31,12 @@ class Parser(argparse.ArgumentParser):
         """Raise instead of printing the usage."""
         raise DualPromptError(f"{message}; see {self.prog} --help")
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Print help; unlike the original, what the disk or a pipe refuses is no secret."""
+        output = file or sys.stderr
+        output.write(message)
+        output.flush()
+
 
 class Commands:
     """The subcommands of a parser, and which of them take dotted options of the config."""

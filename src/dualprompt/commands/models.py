@@ -40,7 +40,7 @@ examples:
 
 FORGET = """\
 The prompts, key, statistics and classifier rows of a task go; of a class, its statistics and its row. All other
-classes answer as before.
+classes answer as before. Where all tasks share their prompts (coda-prompt, l2p) or have none, only rows go.
 
 examples:
   dualprompt forget my-model january
@@ -237,7 +237,8 @@ def write_csv(answers: Sequence[Answer]) -> None:
     writer.writerow(["path", "label", "probability", "task", "similarity", *ranks])
     for a in answers:
         top = [cell for score in a.top for cell in (score.label, f"{score.probability:.6f}")]
-        writer.writerow([a.path, a.label or "", f"{a.probability:.6f}", a.task or "", f"{a.similarity:.6f}", *top])
+        sure = "" if a.label is None else f"{a.probability:.6f}"  # of no class that is not named beside it
+        writer.writerow([a.path, a.label or "", sure, a.task or "", f"{a.similarity:.6f}", *top])
 
 
 def answers_table(answers: Sequence[Answer]) -> Table:
@@ -247,10 +248,12 @@ def answers_table(answers: Sequence[Answer]) -> Table:
 
     table = Table("image", "label", "probability", "task", "similarity", "else")
     for answer in answers:
-        others = ", ".join(f"{score.label} {100 * score.probability:.0f} %" for score in answer.top[1:3])
-        label = answer.label or "none of these"
-        cells = (answer.path or "", label, f"{100 * answer.probability:.1f} %", answer.task or "–")
-        table.add_row(*(Text(cell) for cell in (*cells, f"{answer.similarity:.2f}", others)))
+        known = answer.label is not None  # else the best class is only one of those that it could be
+        others = answer.top[1:3] if known else answer.top[:2]
+        label, sure = (answer.label, f"{100 * answer.probability:.1f} %") if known else ("none of these", "–")
+        cells = (answer.path or "", label or "", sure, answer.task or "–")
+        told = ", ".join(f"{score.label} {100 * score.probability:.0f} %" for score in others)
+        table.add_row(*(Text(cell) for cell in (*cells, f"{answer.similarity:.2f}", told)))
     return table
 
 
@@ -281,6 +284,8 @@ def do_forget(options: argparse.Namespace) -> None:
         gone = learner.forget(int(options.what) if by_id else options.what, options.kind)
     value = {"class": gone} if isinstance(gone, str) else {"task": gone.to_dict()}
     told = f"forgot class '{gone}'" if isinstance(gone, str) else f"forgot task {gone.id} ('{gone.name}')"
+    if learner.shares_prompts:
+        told += "; the method keeps nothing else for a task alone: what tasks share was shaped by it, and stays"
     emit(options, {"forgotten": value, **learner.info()}, tasks_table(learner), told)
 
 

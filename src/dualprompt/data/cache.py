@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
-import json
 import os
 import shutil
 import struct
@@ -16,22 +15,34 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import torch
 from PIL import Image, ImageOps
+from pydantic import Field
 
+from dualprompt.config import Count, Record
 from dualprompt.data.images import Images
 from dualprompt.data.sources import ArraySource, FileSource, Split
-from dualprompt.errors import DualPromptError
-from dualprompt.files import cache_root, digest, disk_errors, sha256, write_json
+from dualprompt.errors import DualPromptError, one_line
+from dualprompt.files import (
+    MOST_JSON,
+    cache_root,
+    digest,
+    disk_errors,
+    parse_json,
+    read_bytes,
+    sha256,
+    write_json,
+)
 from dualprompt.progress import SILENT, Progress
 
 FORMAT = 1  # part of the cache's key: raise it when decoding changes
 WORKERS = min(4, os.cpu_count() or 1)  # threads: Pillow and hashlib release the interpreter's lock
 CHUNK = 64  # images in flight, so that a slow disk does not fill the memory
 ABANDONED = 24 * 3600  # seconds after which the unfinished work of a killed process is swept away
+MOST_BYTES = 2**30  # of an image's file
 UNREADABLE = "unreadable"  # stands for the content of a file that cannot be opened
 
 # Told by content, not by name. Pillow knows more, but some of them (EPS) start other programs.
@@ -84,6 +95,13 @@ class Store:
         if size == image.size:
             return image
         return image.resize(size, Image.Resampling[self.interpolation.upper()])
+
+
+class _Index(Record):
+    """What `index.json` holds: height and width of each image, and which of the files were bad."""
+
+    shapes: list[Annotated[list[Annotated[int, Field(ge=1, lt=2**20)]], Field(min_length=2, max_length=2)]]
+    bad: list[Count]
 
 
 @dataclass(frozen=True)
@@ -185,9 +203,10 @@ def _contents(paths: Sequence[Path], folder: Path, progress: Progress) -> list[s
     """Return the SHA-256 of each file, remembered below `folder` for as long as its size and date stay."""
     if not paths:
         return []
-    names = [str(path.absolute()) for path in paths]
-    memory = folder / f"{digest(os.path.commonpath([Path(name).parent for name in names]))}.json"
-    known = _read_mapping(memory)
+    names = [one_line(str(path.absolute())) for path in paths]
+    parents = {str(path.absolute().parent) for path in paths}
+    memory = folder / f"{digest(os.path.commonpath(parents))}.json"
+    known = {name: noted for name, noted in _read_mapping(memory).items() if _is_note(noted)}
     marks = [_mark(path) for path in paths]
     fresh = [i for i, name in enumerate(names) if not marks[i] or known.get(name, [])[:2] != marks[i]]
     if fresh:
@@ -197,6 +216,12 @@ def _contents(paths: Sequence[Path], folder: Path, progress: Progress) -> list[s
                 bar.advance()
         write_json(memory, {name: entry for name, entry in known.items() if entry[-1] != UNREADABLE})
     return [known[name][-1] for name in names]
+
+
+def _is_note(value: Any) -> bool:
+    """Return whether a value is what is noted of a file: size, date and content."""
+    kinds = [type(part) for part in value] if isinstance(value, list) else []
+    return kinds == [int, int, str]
 
 
 def _mark(path: Path) -> list[int]:
@@ -209,14 +234,14 @@ def _mark(path: Path) -> list[int]:
 
 def _content(path: Path) -> str:
     try:
-        return sha256(path)
+        return sha256(path) if path.stat().st_size <= MOST_BYTES else UNREADABLE
     except OSError:
         return UNREADABLE
 
 
 def _read_mapping(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = parse_json(read_bytes(path, MOST_JSON))
     except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}
@@ -226,14 +251,16 @@ def _open(entry: Path, count: int) -> tuple[Images, list[int]] | None:
     """Return the images in `entry` and which of `count` were bad; None if it is absent or not whole."""
     index, pixels = _read_mapping(entry / "index.json"), entry / "pixels.bin"
     try:
-        shapes = torch.tensor(index["shapes"], dtype=torch.int64).reshape(-1, 2)
-        bad = [int(position) for position in index["bad"]]
-        size = pixels.stat().st_size
-        if len(shapes) + len(bad) != count or int(shapes.prod(dim=1).sum()) * 3 != size:
+        found = _Index.model_validate(index)
+        shapes = torch.tensor(found.shapes, dtype=torch.int64).reshape(-1, 2)
+        bad, size = found.bad, pixels.stat().st_size
+        if len(shapes) + len(bad) != count or sum(height * width * 3 for height, width in found.shapes) != size:
+            return None
+        if bad != sorted(set(bad)) or any(position >= count for position in bad) or not pixels.is_file():
             return None
         # Copy-on-write, because torch warns of read-only memory; nothing writes, so nothing is copied.
         flat = np.memmap(pixels, np.uint8, mode="c") if size else np.zeros(0, np.uint8)
-    except (OSError, KeyError, TypeError, ValueError):
+    except (OSError, ValueError):
         return None
     return Images(torch.from_numpy(flat), shapes), bad
 
@@ -243,7 +270,7 @@ def _write(entry: Path, paths: Sequence[Path], contents: Sequence[str], store: S
 
     def read(position: int) -> np.ndarray | None:
         try:
-            encoded = paths[position].read_bytes()
+            encoded = read_bytes(paths[position], MOST_BYTES)
             found = hashlib.sha256(encoded).hexdigest()
         except OSError:
             encoded, found = b"", UNREADABLE

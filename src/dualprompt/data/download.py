@@ -7,7 +7,6 @@ import functools
 import gzip
 import hashlib
 import http.client
-import json
 import os
 import shutil
 import stat
@@ -23,7 +22,7 @@ from urllib.parse import urlsplit
 
 from dualprompt.data.sources import DATASETS, GROUPS, Remote
 from dualprompt.errors import DualPromptError, nearest
-from dualprompt.files import disk_errors, write_json
+from dualprompt.files import MOST_JSON, disk_errors, parse_json, read_bytes, write_json
 from dualprompt.progress import SILENT, Progress
 
 TIMEOUT = 30  # seconds without a byte before a server counts as unreachable
@@ -189,8 +188,8 @@ def _memory(partial: Path) -> Path:
 
 def _remembered(partial: Path) -> dict[str, Any]:
     """Return where the bytes in `partial` came from, as far as it is known."""
-    with contextlib.suppress(FileNotFoundError, ValueError):
-        memory = json.loads(_memory(partial).read_text(encoding="utf-8"))
+    with contextlib.suppress(OSError, ValueError):
+        memory = parse_json(read_bytes(_memory(partial), MOST_JSON))
         return memory if isinstance(memory, dict) else {}
     return {}
 

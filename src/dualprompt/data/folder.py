@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -13,6 +15,7 @@ from dualprompt.errors import DualPromptError
 
 EXTENSIONS = frozenset((".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm"))
 
+T = TypeVar("T")
 ClassFiles = Mapping[str, Sequence[Path]]
 
 
@@ -63,13 +66,38 @@ def class_files(path: Path) -> dict[str, list[Path]]:
     folders = [entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
     if not folders:
         raise DualPromptError(f"{path} holds no class folders; put the images of each class into a folder of its own")
-    files = {folder.name: images_in(folder) for folder in folders}
+    if strange := [folder.name for folder in folders if not folder.name.isprintable()]:
+        raise DualPromptError(f"{path}: {strange[0]!r} cannot be the name of a class; give it printable characters")
+    files = one_name(path, ((folder.name, images_in(folder)) for folder in sorted(folders)))
     if empty := sorted(name for name, images in files.items() if not images):
         known = ", ".join(sorted(EXTENSIONS))
         raise DualPromptError(
             f"{path} has class folders without images: {_named(empty)}; fill or remove them (images end in {known})"
         )
     return files
+
+
+def one_form(name: str) -> str:
+    """Return a name in the one form (NFC) that all its spellings in Unicode have in common."""
+    return unicodedata.normalize("NFC", name)
+
+
+def one_name(where: object, named: Iterable[tuple[str, Sequence[T]]]) -> dict[str, list[T]]:
+    """Return what has each name: names that look the same are one, and those that differ by case only are refused."""
+    found: dict[str, list[T]] = {}
+    for name, things in named:
+        found.setdefault(one_form(name), []).extend(things)
+    refuse_case(where, found)
+    return found
+
+
+def refuse_case(where: object, names: Iterable[str]) -> None:
+    """Refuse classes whose names differ by case only: many file systems, and people, take them for one."""
+    seen: dict[str, str] = {}
+    for name in names:
+        other = seen.setdefault(name.casefold(), name)
+        if other != name:
+            raise DualPromptError(f"{where}: classes '{other}' and '{name}' differ by case only; rename one of them")
 
 
 def images_in(folder: Path) -> list[Path]:

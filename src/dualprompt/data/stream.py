@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dualprompt.config import BenchmarkConfig, parse
 from dualprompt.data.cache import Store, bad_images, decode
-from dualprompt.data.folder import load_folder
+from dualprompt.data.folder import load_folder, one_form
 from dualprompt.data.images import Images
 from dualprompt.data.sources import DATASETS, GROUPS, Dataset
 from dualprompt.errors import DualPromptError, nearest
@@ -176,6 +176,7 @@ def _plan(config: BenchmarkConfig, seed: int, names: Sequence[str], datasets: Se
     if isinstance(config.dataset, list):
         plans = [_whole(names[i], i, dataset) for i, dataset in enumerate(datasets)]
     elif named:
+        named = [[one_form(name) for name in task] for task in named]
         plans = [_Plan(None, 0, _members(task, datasets[0].classes), tuple(task)) for task in named]
     else:
         classes = datasets[0].classes

@@ -73,6 +73,19 @@ class Kept:
     rows: tuple[Row | None, ...]  # None: a forgotten class. Its row is zero, so that sums over the others stay exact.
 
 
+def refuse_misfits(kept: Kept, of_task: Of, sizes: Sequence[int]) -> None:
+    """Refuse with a ValueError tensors that are not those of tasks with so many classes each."""
+    for prefix, axis in of_task.items():
+        found = numbered(kept.state, prefix)
+        if prefix in HEAD:
+            if sum(map(len, found)) != len(kept.rows):
+                raise ValueError(f"'{prefix}' is of {sum(map(len, found))} classes, not of {len(kept.rows)}")
+        elif found and len(found) != len(sizes):
+            raise ValueError(f"'{prefix}' is of {len(found)} tasks, not of {len(sizes)}")
+        elif found and axis is not None and [value.shape[axis] for value in found] != list(sizes):
+            raise ValueError(f"'{prefix}' is of other classes than those of the tasks")
+
+
 def without(kept: Kept, of_task: Of, task: int, places: Sequence[int] | None, rows: Sequence[int]) -> Kept:
     """Return what is left without some classes of a task, the `task`-th of those known.
 

@@ -33,7 +33,10 @@ def free_name(name: str | None, data: Data, tasks: Sequence[TaskInfo], number: i
 
 
 def find(tasks: Sequence[TaskInfo], what: str | int, kind: Kind | None = None) -> TaskInfo | None:
-    """Return the task that is meant, or None where it is a class; `kind` says which, where both have that name."""
+    """Return the task that is meant, or None where it is a class; `kind` says which, where both have that name.
+
+    A class is meant by `one_form` of its name.
+    """
     if kind == "class":
         known = [name for task in tasks for name in task.classes]
         if what not in known:

@@ -11,10 +11,11 @@ from typing import Any, BinaryIO, Protocol, TypeAlias, cast
 import numpy as np
 from PIL import Image, ImageOps
 
-from dualprompt.data.cache import BROKEN, FORMATS, WORKERS, as_rgb
-from dualprompt.data.folder import EXTENSIONS, class_files, images_in
+from dualprompt.data.cache import BROKEN, FORMATS, MOST_BYTES, WORKERS, as_rgb
+from dualprompt.data.folder import EXTENSIONS, class_files, images_in, one_name
 from dualprompt.data.sources import Dataset, FileSource
 from dualprompt.errors import DualPromptError
+from dualprompt.files import read_bytes
 from dualprompt.progress import SILENT, Progress
 
 ImageLike: TypeAlias = str | Path | bytes | BinaryIO | Image.Image | np.ndarray
@@ -64,7 +65,10 @@ def _opened(image: ImageLike) -> Image.Image:
     if isinstance(image, np.ndarray):
         return Image.fromarray(_checked(image))
     read = getattr(image, "read", None)
-    encoded = Path(image).expanduser().read_bytes() if isinstance(image, str | Path) else read() if read else image
+    if isinstance(image, str | Path):
+        encoded = read_bytes(Path(image).expanduser(), MOST_BYTES)
+    else:
+        encoded = read() if read else image
     if not isinstance(encoded, bytes | bytearray | memoryview):
         raise DualPromptError(
             f"an image must be a path, bytes, an open file, a PIL image or a uint8 array, found {type(image).__name__}"
@@ -156,11 +160,11 @@ def gather(data: Data) -> dict[str, list[ImageLike]]:
     given: Mapping[str, Any] = data if isinstance(data, Mapping) else _of_pairs(pairs)  # pyright: ignore
     if strange := [name for name in given if not isinstance(name, str)]:
         raise DualPromptError(f"classes are called by strings, found {strange[0]!r}; give it a name")
-    classes: dict[str, list[ImageLike]] = {}
-    for name, images in sorted(given.items()):
+    for name, images in given.items():
         if isinstance(images, str | bytes | Path | Image.Image | np.ndarray):
             raise DualPromptError(f"class '{name}' must have a list of images, found {type(images).__name__}")
-        classes[name] = list(images)
+    named_once = one_name("the classes to learn", ((name, list(images)) for name, images in given.items()))
+    classes = dict(sorted(named_once.items()))
     if not classes:
         raise DualPromptError("there are no classes to learn; give at least one, with at least one image")
     if empty := [name for name, images in classes.items() if not images]:

@@ -64,12 +64,6 @@ class TaskInfo:
         measured = {str(task): value for task, value in self.measured.items()}
         return {**asdict(self), "classes": list(self.classes), "measured": measured}
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> TaskInfo:
-        """Return what `to_dict` made into JSON."""
-        measured = {int(task): float(value) for task, value in values.get("measured", {}).items()}
-        return cls(**{**values, "classes": tuple(values["classes"]), "measured": measured})
-
 
 @dataclass(frozen=True)
 class Evaluation:

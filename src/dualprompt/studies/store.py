@@ -24,7 +24,7 @@ from dualprompt.backbones.weights import CheckpointInfo
 from dualprompt.config import RunConfig
 from dualprompt.data.stream import build_stream
 from dualprompt.errors import DualPromptError, InterruptedRunError
-from dualprompt.files import INHERITED, digest, disk_errors, held, sweep, write_json
+from dualprompt.files import INHERITED, digest, disk_errors, held, read_bytes, reason, sweep, write_json
 from dualprompt.progress import SILENT, Bar, Progress, duration
 from dualprompt.training import group
 from dualprompt.training.loop import train
@@ -33,6 +33,7 @@ from dualprompt.training.setup import Setup, prepare, view_of
 
 FAILURE = "failure.json"
 OUTPUT = "output.txt"  # what a run in a process of its own says
+MOST_SAID = 2**28  # bytes
 BUSY = "another process is carrying it out; wait for that one"
 AGAIN = "nothing is lost, go on with the same command"
 
@@ -204,7 +205,8 @@ def _carry_out(asked: Obtained, progress: Progress, share: Setup | None) -> Setu
             )
         Run.create(run.folder, asked.config, setup.stream, setup.weights, setup.precision)
     progress.note(f"{asked.config.method['name']}, seed {asked.config.seed} → {run.folder}")
-    train(setup, run, progress)
+    with run.as_begun(progress):
+        train(setup, run, progress)
     return setup
 
 
@@ -254,11 +256,19 @@ class _Child:
     def end(self) -> tuple[str | None, str]:
         """Return what went wrong in the ended process, if anything, and all that it said."""
         self.held.close()
-        said = (self.asked.run.folder / OUTPUT).read_text(encoding="utf-8", errors="replace")
+        said = _said(self.asked.run.folder / OUTPUT)
         if self.process.returncode == 0:
             return None, said
         last = said.strip().rpartition("\n")[2].removeprefix("dualprompt: error: ")
         return last or f"its process ended with code {self.process.returncode}", said
+
+
+def _said(path: Path) -> str:
+    """Return what a process wrote; it may have been removed or replaced meanwhile."""
+    try:
+        return read_bytes(path, MOST_SAID).decode(errors="replace")
+    except OSError as error:
+        return f"{path} cannot be read ({reason(error)})"
 
 
 def _stop(running: Sequence[_Child]) -> None:

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from pydantic import Field
+from safetensors import SafetensorError
+from safetensors.torch import load, save_file
 from torch import Tensor
 from torch.optim import Optimizer
 
+from dualprompt.config import Count, Percent, recorded
 from dualprompt.errors import DualPromptError
-from dualprompt.files import atomic
+from dualprompt.files import atomic, parse_json, read_bytes
 
 State = dict[str, Tensor]
+MOST_BYTES = 2**40
+DELETE = "delete it to continue from the one before"
 BUFFER = "buffer/"  # what the names of the rehearsal buffer's tensors begin with
 
 
@@ -24,15 +31,26 @@ BUFFER = "buffer/"  # what the names of the rehearsal buffer's tensors begin wit
 class Position:
     """Where a run stands: the next step to do, and what was measured before it."""
 
-    task: int = 0
-    phase: int = 0
-    epoch: int = 0
-    step: int = 0
-    log_bytes: int = 0  # length of metrics.jsonl at this moment; what a killed run wrote after it is cut off
-    accuracy: list[list[float]] = field(default_factory=list)
-    matching: list[list[float]] = field(default_factory=list)
+    task: Annotated[int, Field(ge=0, lt=10**6)] = 0
+    phase: Count = 0
+    epoch: Count = 0
+    step: Count = 0
+    log_bytes: Count = 0  # length of metrics.jsonl at this moment; what a killed run wrote after it is cut off
+    accuracy: list[list[Percent]] = field(default_factory=list)
+    matching: list[list[Percent]] = field(default_factory=list)
     # Of the last evaluation: how many images of each task (row) used the E-Prompt of each task (column).
-    confusion: list[list[int]] = field(default_factory=list)
+    confusion: list[list[Count]] = field(default_factory=list)
+
+    def fits(self, first: int) -> bool:
+        """Return whether what was measured is that of the tasks before this one, from the `first` on."""
+        rows = range(first + 1, self.task + 1)  # which judge so many tasks each, or none
+        lengths = [(len(a), len(m)) for a, m in zip(self.accuracy, self.matching, strict=False)]
+        return (
+            len(self.accuracy) == len(self.matching) == len(rows)
+            and all({a, m} <= {0, n} and m <= a for (a, m), n in zip(lengths, rows, strict=True))
+            and len(self.confusion) in (0, self.task)
+            and all(len(row) == len(self.confusion[0]) for row in self.confusion)
+        )
 
 
 @dataclass(frozen=True)
@@ -47,11 +65,27 @@ class Work:
 def write(path: Path, tensors: State, header: dict[str, Any]) -> None:
     """Write tensors and a JSON header as one safetensors file, atomically."""
     plain = {name: value.detach().to("cpu").contiguous() for name, value in tensors.items()}
+    text = json.dumps(header)
     with atomic(path) as partial:
+        partial.touch()
+        mode = partial.stat().st_mode
         try:
-            save_file(plain, partial, metadata={"dualprompt": json.dumps(header)})
+            # One entry: the library writes several in any order, and equal checkpoints should be equal files.
+            entry = {"header": text, "checksum": checksum(plain, text)}
+            save_file(plain, partial, metadata={"dualprompt": json.dumps(entry)})
         except SafetensorError as error:  # the library wraps what the disk said
             raise OSError(*_disk_error(error)) from error
+        with contextlib.suppress(OSError):  # the library lets nobody but the owner read it
+            partial.chmod(mode)
+
+
+def checksum(tensors: State, header: str) -> str:
+    """Return a hash of all that a checkpoint says."""
+    found = hashlib.sha256(header.encode())
+    for name, value in sorted(tensors.items()):
+        found.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode())
+        found.update(value.reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 def _disk_error(error: SafetensorError) -> tuple[int, str]:
@@ -61,18 +95,39 @@ def _disk_error(error: SafetensorError) -> tuple[int, str]:
     return (errno.ENOSPC if full else errno.EIO, str(error))
 
 
-def read(path: Path) -> tuple[State, dict[str, Any]]:
-    """Return the tensors and header of a file that `write` made."""
+def read(path: Path) -> tuple[State, Position]:
+    """Return the tensors of a checkpoint, and where the run stood."""
     try:
-        with safe_open(path, framework="pt") as file:
-            header = json.loads((file.metadata() or {})["dualprompt"])
-            return {name: file.get_tensor(name) for name in file.keys()}, header  # noqa: SIM118
+        # Not as a map of the file, which would change with it, or end the process where it is cut.
+        content = read_bytes(path, MOST_BYTES)
+        tensors = load(content)
+        size = int.from_bytes(content[:8], "little")
+        said = parse_json(content[8 : 8 + size])["__metadata__"]["dualprompt"]
+        entry = parse_json(said)
+        if "task" in entry:  # the header itself, as in checkpoints of before there were checksums
+            entry = {"header": said, "checksum": checksum(tensors, said)}
+        header = str(entry["header"])
+        whole = entry["checksum"] == checksum(tensors, header)
     except FileNotFoundError:
         raise DualPromptError(f"checkpoint {path} is missing; restore it or start a new run") from None
-    except (SafetensorError, KeyError, ValueError, OSError) as error:
+    except (SafetensorError, KeyError, ValueError, TypeError, OSError, RuntimeError, AttributeError) as error:
+        raise DualPromptError(f"checkpoint {path} cannot be read ({error}); {DELETE}") from None
+    if not whole:
+        raise DualPromptError(f"checkpoint {path} cannot be read (its checksum is wrong); {DELETE}")
+    return tensors, recorded(Position, header, f"checkpoint {path}", DELETE)
+
+
+@contextlib.contextmanager
+def fitting(folder: Path) -> Iterator[None]:
+    """Refuse tensors that a method cannot take over: whole files, but of another run or another version."""
+    try:
+        yield
+    except (LookupError, ValueError, TypeError, AttributeError, RuntimeError) as error:
+        said = str(error).strip().partition("\n")[0][:200]
         raise DualPromptError(
-            f"checkpoint {path} cannot be read ({error}); delete it to continue from the one before"
-        ) from None
+            f"the checkpoints in {folder} are not those of this run ({type(error).__name__}: {said}); "
+            "restore them or start a new run"
+        ) from error
 
 
 def of_method(state: State) -> State:
@@ -146,14 +201,22 @@ class Checkpoints:
         while self.task_path(finished).exists():
             finished += 1
         if self.progress_path.exists():
-            tensors, header = read(self.progress_path)
-            if header["task"] == finished:
-                return Position(**header), Work(
-                    _below("method/", tensors), _below("optimiser/", tensors), tensors["loss"]
-                )
+            tensors, position = read(self.progress_path)
+            if position.task == finished:
+                self._check(self.progress_path, position, finished)
+                loss = tensors.get("loss")
+                if loss is None or loss.shape != ():
+                    raise DualPromptError(f"checkpoint {self.progress_path} is damaged (it has no loss); {DELETE}")
+                return position, Work(_below("method/", tensors), _below("optimiser/", tensors), loss)
         if finished > self.first:
-            return Position(**read(self.task_path(finished - 1))[1]), None
+            position = read(self.task_path(finished - 1))[1]
+            self._check(self.task_path(finished - 1), position, finished)
+            return position, None
         return Position(task=self.first), None
+
+    def _check(self, path: Path, position: Position, finished: int) -> None:
+        if position.task != finished or not position.fits(self.first):
+            raise DualPromptError(f"checkpoint {path} is damaged (it is not that of its task); {DELETE}")
 
 
 def _below(prefix: str, tensors: State) -> State:

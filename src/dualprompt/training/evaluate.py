@@ -14,7 +14,7 @@ from dualprompt.data.stream import Subset
 from dualprompt.methods.base import Method, Prediction, Selection
 from dualprompt.metrics import summarise
 from dualprompt.progress import SILENT, Progress
-from dualprompt.training.checkpoint import of_method, read
+from dualprompt.training.checkpoint import fitting, of_method, read
 from dualprompt.training.distributed import total
 from dualprompt.training.feed import Feed
 from dualprompt.training.predictions import Predictions
@@ -154,7 +154,8 @@ def evaluate_again(setup: Setup, run: Run, selection: Selection | None, progress
     accuracy, matching, scores = [], [], []
     for task in range(len(result["accuracy_matrix"])):
         state |= of_method(read(run.checkpoints.task_path(task))[0])
-        method.load_state(state)
+        with fitting(run.checkpoints.folder):
+            method.load_state(state)
         scores = evaluate(method, setup.feed, setup.judged(task + 1), selection, progress)
         accuracy.append([score.accuracy for score in scores])
         matching.append([score.matching for score in scores])

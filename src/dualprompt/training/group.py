@@ -8,18 +8,20 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, field_validator
 
 from dualprompt.backbones.weights import absolute_name
-from dualprompt.config import RunConfig, parse
+from dualprompt.config import Record, RunConfig, parse, read_record
 from dualprompt.data.stream import with_absolute_paths
 from dualprompt.errors import DualPromptError, InterruptedRunError, LostProcessError
-from dualprompt.files import LOCK, disk_errors, held, is_partial, read_json, sweep, write_json
+from dualprompt.files import LOCK, disk_errors, held, is_partial, sweep, write_json
 from dualprompt.methods.base import METHODS, method_config
 from dualprompt.progress import SILENT, Progress, speaks
 from dualprompt.training.distributed import lost_process
 from dualprompt.training.loop import train
-from dualprompt.training.run import Run
+from dualprompt.training.run import Run, config_in
 from dualprompt.training.setup import Setup, prepare, refuse_single_classes
 from dualprompt.training.tracking import require
 from dualprompt.training.watch import Watch
@@ -45,6 +47,25 @@ class Member:
         run = Run(folder / self.folder)
         run.line = self.line
         return run
+
+
+class _MemberRecord(Record):
+    folder: Annotated[str, Field(pattern="^[A-Za-z0-9._/-]{1,200}$")]  # ".", "baseline", "seed-3/baseline"
+    config: dict[str, Any]
+    line: str | None = None  # as --methods said it
+
+    @field_validator("folder")
+    @classmethod
+    def _inside(cls, folder: str) -> str:
+        if Path(folder).is_absolute() or ".." in Path(folder).parts:
+            raise ValueError("a member lies in the group's folder")
+        return folder
+
+
+class GroupRecord(Record):
+    """What `group.json` holds."""
+
+    members: Annotated[list[_MemberRecord], Field(min_length=1)]
 
 
 def plan(configs: list[RunConfig], baseline: bool | RunConfig) -> list[Member]:
@@ -195,21 +216,11 @@ def members_of(folder: Path) -> list[Member]:
     listing = folder / "group.json"
     if not listing.is_file():
         return [Member(".", Run.open(folder).config())]
-    entries = read_json(listing, "members")["members"]
     members = []
-    for entry in entries:
-        place = entry.get("folder") if isinstance(entry, dict) else None
-        if (
-            not isinstance(place, str)
-            or "config" not in entry
-            or Path(place).is_absolute()
-            or ".." in Path(place).parts
-            or not isinstance(entry.get("line"), str | None)
-        ):
-            raise DualPromptError(f"{listing} is damaged (it names no proper member); restore it or start a new run")
-        begun = (folder / entry["folder"] / "manifest.json").is_file()
-        config = Run(folder / entry["folder"]).config() if begun else parse(RunConfig, entry["config"])
-        members.append(Member(entry["folder"], config, entry.get("line")))
+    for entry in read_record(listing, GroupRecord).members:
+        run = Run(folder / entry.folder)
+        config = run.config() if run.manifest_path.is_file() else config_in(listing, entry.config)
+        members.append(Member(entry.folder, config, entry.line))
     return members
 
 
@@ -236,7 +247,7 @@ def _run(members: list[Member], folder: Path, progress: Progress, first: Setup |
                 _begin(run, member.config, setup)
                 place = f"[{number + 1}/{len(members)}] {member.name}, seed {member.config.seed} → {run.folder}"
                 shown.note(place + watch.begin(len(setup.stream.tasks)))
-                with _continued_by(f"dualprompt resume {shlex.quote(str(folder))}"):
+                with run.as_begun(shown), _continued_by(f"dualprompt resume {shlex.quote(str(folder))}"):
                     train(setup, run, shown, watch.learned)
     return runs
 

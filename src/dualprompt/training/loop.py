@@ -15,14 +15,22 @@ from torch import nn
 
 from dualprompt.config import TrainConfig
 from dualprompt.data.stream import Subset, Task
-from dualprompt.errors import DualPromptError, InterruptedRunError
+from dualprompt.errors import DualPromptError, InterruptedRunError, one_line
 from dualprompt.methods.base import Batch, Method, Phase, TaskView
 from dualprompt.metrics import summarise
 from dualprompt.progress import SILENT, Bar, Progress
 from dualprompt.seeds import derive
 from dualprompt.training import predictions
 from dualprompt.training.buffer import Buffer, part
-from dualprompt.training.checkpoint import BUFFER, Position, State, of_buffer, of_method, restore_optimiser
+from dualprompt.training.checkpoint import (
+    BUFFER,
+    Position,
+    State,
+    fitting,
+    of_buffer,
+    of_method,
+    restore_optimiser,
+)
 from dualprompt.training.distributed import distribute, total
 from dualprompt.training.evaluate import Answers, evaluate, matches
 from dualprompt.training.feed import Course
@@ -76,10 +84,13 @@ class _Loop:
         self.loss = (self.resumed.loss if self.resumed else torch.zeros(())).to(self.fabric.device)
         self.before = self._on_device(run.checkpoints.after_task(self.position.task - 1))
         self.buffer = Buffer(self.method.buffer, self.config.seed) if self.method.buffer else None
+        if self.position.task > setup.stream.tasks[-1].index + 1:
+            raise DualPromptError(f"{run.checkpoints.folder} holds more tasks than the run has; remove the later files")
         if self.before:
-            self.method.load_state(of_method(self.before))
-            if self.buffer is not None:
-                self.buffer.load_state({name: value.cpu() for name, value in of_buffer(self.before).items()})
+            with fitting(run.checkpoints.folder):
+                self.method.load_state(of_method(self.before))
+                if self.buffer is not None:
+                    self.buffer.load_state({name: value.cpu() for name, value in of_buffer(self.before).items()})
         if self.writes:
             run.cut_log(self.position.log_bytes)
 
@@ -160,12 +171,14 @@ class _Loop:
         self.method.begin_phase(phase, view)
         if self.resumed:
             trained = {name for name, p in self.method.named_parameters() if p.requires_grad}
-            self.method.load_state(of_method(self.before) | self._on_device(self.resumed.method))
+            with fitting(self.run.checkpoints.progress_path):
+                self.method.load_state(of_method(self.before) | self._on_device(self.resumed.method))
             for name, parameter in self.method.named_parameters():
                 parameter.requires_grad_(name in trained)
         optimiser = make_optimiser(self.method, self.config.train, phase.lr, self.fabric.device)
         if self.resumed:
-            restore_optimiser(optimiser, self.resumed.optimiser)
+            with fitting(self.run.checkpoints.progress_path):
+                restore_optimiser(optimiser, self.resumed.optimiser)
         self.resumed = None
         held = self.buffer.as_subset() if self.buffer is not None else None
         seen = [each.train for each in self.setup.stream.tasks[: task.index + 1]]
@@ -176,6 +189,10 @@ class _Loop:
         steps = Steps(self._step(work), self.fabric, self.config.train.batch_size, self.method.capturable)
         last = self.setup.stream.tasks[-1].index
         label = f"task {task.index + 1}/{last + 1} {task.name}{'' if alone else f', {phase.name}'}"
+        if self.position.epoch > work.epochs or self.position.step > course.steps:
+            raise DualPromptError(
+                f"{self.run.checkpoints.progress_path} is of a longer run; delete it to go on before it"
+            )
         done = self.position.epoch * len(subset) + self.position.step * course.size
         images = 0
         with self.progress.bar(label, len(subset) * work.epochs, "img", done=done) as bar:
@@ -332,7 +349,7 @@ class _Loop:
             "queries": self._queries(),
             "buffer": None if self.buffer is None else {"images": len(self.buffer), "bytes": self.buffer.bytes},
             "skipped_images": len(self.setup.stream.bad),
-            "run_dir": str(self.run.folder),
+            "run_dir": one_line(str(self.run.folder)),
         }
         if self.writes:
             self.run.finish(result)

@@ -10,19 +10,33 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from dualprompt import __version__
+import torch
+from pydantic import Field, model_validator
+
+from dualprompt import __version__, metrics
 from dualprompt.backbones.known import EMBEDDED, REPLACED
 from dualprompt.backbones.weights import CheckpointInfo
-from dualprompt.config import EvaluateConfig, RunConfig, parse
+from dualprompt.config import (
+    Count,
+    EvaluateConfig,
+    Percent,
+    Record,
+    RunConfig,
+    parse,
+    read_record,
+    recorded,
+)
 from dualprompt.data.stream import TaskStream
-from dualprompt.errors import DualPromptError
-from dualprompt.files import digest, disk_errors, read_json, write_json
+from dualprompt.errors import DualPromptError, one_line
+from dualprompt.files import MOST_JSON, digest, disk_errors, read_bytes, reason, write_json
 from dualprompt.metrics import summarise
+from dualprompt.progress import Progress
 from dualprompt.training.checkpoint import Checkpoints, State
 
 # Carrying a run out elsewhere, saving it more often or showing it to a tracker does not change what it is.
@@ -58,6 +72,143 @@ class Identity:
     def of(cls, config: RunConfig, stream: TaskStream, weights: CheckpointInfo) -> Identity:
         """Return the identity of a run of `config` on this stream with these weights."""
         return cls(config_digest(config), stream.fingerprint, weights.sha256)
+
+
+class _TaskRecord(Record):
+    name: str
+    classes: list[str]
+    train: Count
+    test: Count
+
+
+class _IdentityRecord(Record):
+    config: str
+    data: str
+    weights: str
+
+
+class _BackboneRecord(Record):
+    name: str
+    sha256: str
+
+
+class _GitRecord(Record):
+    commit: str
+    changed_files: Count
+
+
+class ManifestRecord(Record):
+    """What `manifest.json` holds."""
+
+    dualprompt: str
+    started: str
+    command: str
+    seed: Count
+    config: dict[str, Any]
+    identity: _IdentityRecord
+    backbone: _BackboneRecord
+    precision: Literal["float32", "bfloat16"]
+    threads: Annotated[int, Field(ge=1, lt=2**16)] | None = None  # once they were not noted
+    tasks: list[_TaskRecord]
+    versions: dict[str, str | None]
+    git: _GitRecord | None
+
+
+class _Size(Record):
+    count: Count
+    mb: float
+
+
+class _ParametersRecord(Record):
+    trained: Count
+    mb: float
+    percent_of_backbone: float
+    backbone: Annotated[Count, Field(ge=1)]
+    additional: _Size
+    kept: _Size
+
+
+class _BufferRecord(Record):
+    images: Count
+    bytes: Count
+
+
+class ResultRecord(Record):
+    """What `result.json` holds, and the files of `dualprompt eval`."""
+
+    method: str
+    benchmark: str
+    backbone: str
+    recipe: str
+    seed: Count
+    tasks: list[str]
+    average_accuracy: Percent
+    forgetting: float
+    matching_accuracy: Percent | None
+    image_weighted_accuracy: Percent | None = None
+    mean_over_steps: Percent | None = None
+    anytime_average_accuracy: Percent | None = None  # what the mean over steps was once called
+    judged_images: list[Count] | None = None
+    backward_transfer: float
+    learning_accuracy: Percent
+    accuracy_matrix: list[list[Percent]]
+    matching_matrix: list[list[Percent]] | None
+    matching_confusion: list[list[Count]] | None
+    selection: str | None
+    parameters: _ParametersRecord
+    queries: str
+    buffer: _BufferRecord | None
+    skipped_images: Count
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ResultRecord:
+        for matrix in (self.accuracy_matrix, self.matching_matrix):
+            if matrix is not None:
+                metrics.check(matrix)
+                if len(matrix) != len(self.tasks):
+                    raise ValueError(f"{len(self.tasks)} tasks have {len(self.tasks)} rows, found {len(matrix)}")
+        square = self.matching_confusion or []
+        if square and {len(self.tasks)} != {len(square), *map(len, square)}:
+            raise ValueError("'matching_confusion' must have a row and a column for each task")
+        return self
+
+
+class _Seconds(Record):
+    train: float
+    evaluate: float
+    train_images_per_second: float | None
+
+
+class _EpochLine(Record):
+    event: Literal["epoch"]
+    task: Count
+    epoch: Count
+    loss: float
+    phase: str | None = None
+
+
+class _TaskLine(Record):
+    event: Literal["task"]
+    task: Count
+    name: str
+    accuracy: list[Percent]
+    matching: list[Percent] | None
+    images: list[Count]
+    seconds: _Seconds
+
+
+class _Line(Record):
+    """A line of the log."""
+
+    line: Annotated[_EpochLine | _TaskLine, Field(discriminator="event")]
+
+
+def config_in(path: Path, values: dict[str, Any]) -> RunConfig:
+    """Return the config that a file of a run holds."""
+    try:
+        return parse(RunConfig, values)
+    except DualPromptError as error:
+        raise DualPromptError(f"{path} is damaged or of another version ({error}); restore it") from None
 
 
 def config_digest(config: RunConfig) -> str:
@@ -118,17 +269,18 @@ class Run:
         manifest = {
             "dualprompt": __version__,
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "command": shlex.join(sys.argv),
+            "command": one_line(shlex.join(sys.argv)),
             "seed": config.seed,
             "config": config.model_dump(mode="json"),
             "identity": asdict(Identity.of(config, stream, weights)),
             "backbone": asdict(weights),
             "precision": precision,
+            "threads": torch.get_num_threads(),
             "tasks": [
                 {"name": t.name, "classes": list(t.classes), "train": len(t.train), "test": len(t.test)}
                 for t in stream.tasks
             ],
-            "skipped_images": [str(path) for path in stream.bad],
+            "skipped_images": [one_line(str(path)) for path in stream.bad],
             "versions": {name: _version(name) for name in VERSIONS}
             | {
                 "python": platform.python_version(),
@@ -149,12 +301,12 @@ class Run:
 
     def manifest(self) -> dict[str, Any]:
         """Return what was run."""
-        return read_json(self.manifest_path, "config", "identity", "tasks", "precision")
+        return read_record(self.manifest_path, ManifestRecord).model_dump(exclude_unset=True)
 
     def config(self) -> RunConfig:
         """Return the resolved config of this run, refusing one that was edited after the start."""
         manifest = self.manifest()
-        config = parse(RunConfig, manifest["config"])
+        config = config_in(self.manifest_path, manifest["config"])
         # Runs once began under a hash that held the evaluation's batch size.
         if manifest["identity"]["config"] not in (config_digest(config), _digest(config)):
             raise DualPromptError(
@@ -187,6 +339,30 @@ class Run:
         """The precision that the run began with, as a config says it."""
         return {"float32": "fp32", "bfloat16": "bf16"}[self.manifest()["precision"]]
 
+    @contextmanager
+    def as_begun(self, progress: Progress) -> Iterator[None]:
+        """Compute with as many threads as the run began with: how sums are cut decides their last bits."""
+        here = torch.get_num_threads()
+        began = self.manifest().get("threads") or here
+        if began == here:
+            yield
+            return
+        if began > (os.cpu_count() or 1):
+            progress.note(
+                f"{self.folder} began with {began} threads, more than this machine has cores; it goes on with {here}, "
+                "and its last digits may differ"
+            )
+            yield
+            return
+        progress.note(
+            f"{self.folder} began with {began} of PyTorch's threads and keeps to that; the environment says {here}"
+        )
+        torch.set_num_threads(began)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(here)
+
     @property
     def finished(self) -> bool:
         """Whether the run has come to its end."""
@@ -207,7 +383,7 @@ class Run:
 
         Files that are older than a metric lack it: it is worked out from what they have and the log.
         """
-        value = read_json(path, "method", "tasks", "accuracy_matrix", "parameters")
+        value = read_record(path, ResultRecord).model_dump(exclude_unset=True)
         S, matching = value["accuracy_matrix"], value.get("matching_matrix")
         images = value.get("judged_images") or self._judged_images()
         value = {"judged_images": images} | summarise(S, matching[-1] if matching else None, images) | value
@@ -232,7 +408,17 @@ class Run:
         """Return all that was logged."""
         if not self.metrics_path.exists():
             return []
-        return [json.loads(line) for line in self.metrics_path.read_text(encoding="utf-8").splitlines()]
+        try:
+            *lines, rest = read_bytes(self.metrics_path, MOST_JSON).split(b"\n")
+        except OSError as error:
+            raise DualPromptError(f"{self.metrics_path} cannot be read ({reason(error)}); restore it") from None
+        if rest:
+            raise DualPromptError(f"line {len(lines) + 1} of {self.metrics_path} is cut off; restore it or remove it")
+        remedy = "restore it or remove it"
+        where = [f"line {number} of {self.metrics_path}" for number in range(1, len(lines) + 1)]
+        wrapped = [b'{"line": %b}' % line for line in lines]
+        found = [recorded(_Line, line, place, remedy).line for line, place in zip(wrapped, where, strict=True)]
+        return [line.model_dump(exclude_unset=True) for line in found]
 
     def finish(self, result: dict[str, Any]) -> None:
         """Write the final numbers; the listener hears them first, since a finished run says nothing more."""
@@ -246,8 +432,14 @@ class Run:
 
     def cut_log(self, length: int) -> None:
         """Drop what was logged after a checkpoint, since it will happen again."""
-        if self.log_bytes() > length:
-            os.truncate(self.metrics_path, length)
+        found = self.log_bytes()
+        if 0 < found < length:
+            raise DualPromptError(
+                f"{self.metrics_path} is damaged (its end is missing); restore it, or remove it to go on without it"
+            )
+        if found > length:
+            with disk_errors(self.metrics_path):
+                os.truncate(self.metrics_path, length)
 
 
 def _version(package: str) -> str | None:
@@ -262,7 +454,11 @@ def git_state() -> dict[str, Any] | None:
 
     def git(*arguments: str) -> str:
         done = subprocess.run(
-            ["git", "-C", str(Path(__file__).parent), *arguments], capture_output=True, text=True, check=True
+            # Without optional locks: a run must not stand in the way of whoever commits meanwhile.
+            ["git", "--no-optional-locks", "-C", str(Path(__file__).parent), *arguments],
+            capture_output=True,
+            text=True,
+            check=True,
         )
         return done.stdout.strip()
 

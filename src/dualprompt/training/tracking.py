@@ -139,9 +139,10 @@ class _Story:
             self.epochs += 1
             name = f"loss/{line['phase']}" if "phase" in line else "loss"
             return Point(self.lines, "epoch", self.epochs, {name: line["loss"]})
-        self.matrix.append(line["accuracy"])
-        tasks = {f"accuracy/task_{number}": value for number, value in enumerate(line["accuracy"], start=1)}
-        values = tasks | _numbers(summarise(self.matrix, line["matching"]), AFTER_TASK)
+        values = {f"accuracy/task_{number}": value for number, value in enumerate(line["accuracy"], start=1)}
+        if len(line["accuracy"]) == len(self.matrix) + 1:  # else lines of the log were lost
+            self.matrix.append(line["accuracy"])
+            values |= _numbers(summarise(self.matrix, line["matching"]), AFTER_TASK)
         return Point(self.lines, "task", line["task"], values)
 
     def headline(self, result: dict[str, Any]) -> Point:
