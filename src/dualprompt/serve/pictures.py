@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import io
-import shutil
 import stat
 import struct
 import zipfile
@@ -186,8 +185,3 @@ def short(name: str) -> str:
     """Return a sender's name for something as an answer or a record may show it."""
     shown = "".join(letter if letter.isprintable() else "?" for letter in name)
     return shown if len(shown) <= 80 else f"{shown[:77]}..."
-
-
-def remove(folder: Path) -> None:
-    """Delete a folder and everything in it."""
-    shutil.rmtree(folder, ignore_errors=True)
