@@ -18,13 +18,13 @@ from serving import serving
 
 pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 
-from dualprompt.errors import DualPromptError  # noqa: E402
-from dualprompt.files import held, write_json  # noqa: E402
-from dualprompt.serve.jobs import Job, Jobs  # noqa: E402
-from dualprompt.serve.limits import Limits  # noqa: E402
-from dualprompt.serve.model import ServedModel  # noqa: E402
-from dualprompt.serve.places import JobFolders  # noqa: E402
-from dualprompt.serve.teach import Reporter, teach  # noqa: E402
+from dualprompt.errors import DualPromptError
+from dualprompt.files import held, write_json
+from dualprompt.serve.jobs import Job, Jobs
+from dualprompt.serve.limits import Limits
+from dualprompt.serve.model import ServedModel
+from dualprompt.serve.places import JobFolders
+from dualprompt.serve.teach import Reporter, teach
 
 JOB = asdict(Job(1, None, ["elm"], 9))
 
@@ -150,7 +150,7 @@ def test_a_lesson_names_no_pictures_from_elsewhere(world: World, model: Path, tm
     lesson = {"name": None, "epochs": 1, "again": False, "pictures": {"elm": [[file, "a"]]}}
     write_json(job / "lesson.json", lesson)
     before = sandbox.contents(model)
-    with (tmp_path / "told").open("w") as told, pytest.raises(DualPromptError, match="lesson.json is damaged"):
+    with (tmp_path / "told").open("w") as told, pytest.raises(DualPromptError, match=r"lesson\.json is damaged"):
         teach(model, job, Reporter(told))
     assert sandbox.contents(model) == before
 
