@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import socket
 import struct
 import zipfile
 from collections.abc import AsyncIterator
@@ -23,7 +24,8 @@ from dualprompt.serve.app import create_app  # noqa: E402
 from dualprompt.serve.guard import Rules  # noqa: E402
 from dualprompt.serve.limits import Limits  # noqa: E402
 from dualprompt.serve.model import ServedModel  # noqa: E402
-from dualprompt.serve.service import Settings  # noqa: E402
+from dualprompt.serve.run import Server, server_of  # noqa: E402
+from dualprompt.serve.service import Service, Settings  # noqa: E402
 
 TOKEN = "a token of twenty-six letters"
 SHOWN = {"authorization": f"Bearer {TOKEN}"}
@@ -67,6 +69,51 @@ async def serving(
     ):
         client.service = app.state.service
         yield client
+
+
+class Wire:
+    """A server on a port of this machine, and ways to speak to it that no polite client has."""
+
+    def __init__(self, server: Server, service: Service, port: int) -> None:
+        self.server, self.service, self.port = server, service, port
+        self.opened: list[asyncio.StreamWriter] = []
+
+    async def connect(self, said: bytes = b"") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Open a connection and say something."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        self.opened.append(writer)
+        writer.write(said)
+        return reader, writer
+
+    async def status(self, path: str) -> int:
+        """Ask for something in a connection of its own; return the answer's status."""
+        reader, _ = await self.connect(f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
+        async with asyncio.timeout(20):
+            return int((await reader.readline()).split()[1])
+
+    async def until(self, done: Any, seconds: float = 20) -> None:
+        """Wait until something is so."""
+        async with asyncio.timeout(seconds):
+            while not done():
+                await asyncio.sleep(0.01)
+
+
+@contextlib.asynccontextmanager
+async def listening(model: Path, limits: Limits) -> AsyncIterator[Wire]:
+    """Run the server in this process, on a port."""
+    app = create_app(ServedModel(model, "cpu"), Settings(Rules(TOKEN), limits))
+    server = server_of(app, limits)
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        running = asyncio.create_task(server.serve(sockets=[bound]))
+        wire = Wire(server, app.state.service, bound.getsockname()[1])
+        try:
+            await wire.until(lambda: server.started or running.done())
+            yield wire
+        finally:
+            for writer in wire.opened:
+                writer.transport.abort()
+            server.should_exit = True
+            await running
 
 
 async def finished(client: Any, job: int, seconds: float = 60) -> dict[str, Any]:

@@ -11,9 +11,10 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+from typing import BinaryIO, TypeGuard
 
 from PIL import Image
+from PIL.JpegImagePlugin import JpegImageFile
 
 from dualprompt.data.cache import FORMATS
 from dualprompt.data.folder import EXTENSIONS
@@ -37,7 +38,7 @@ class Picture:
     path: Path
 
 
-def open_picture(source: bytes | Path, name: str, limits: Limits) -> Image.Image:
+def open_picture(source: bytes | BinaryIO | Path, name: str, limits: Limits) -> Image.Image:
     """Return the opened, not yet decoded picture; refuse what is none and what would be too large decoded."""
     try:
         picture = Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS)
@@ -51,7 +52,16 @@ def open_picture(source: bytes | Path, name: str, limits: Limits) -> Image.Image
         picture.close()
         text = f"the image '{short(name)}' has {width} x {height} pixels; at most {limits.image_pixels} are taken"
         raise Refusal(413, text)
+    if not is_jpeg(picture) and width * height > limits.decoded_pixels:  # JPEG is decoded at a smaller size
+        picture.close()
+        most = f"at most {limits.decoded_pixels} are taken of other formats than JPEG"
+        raise Refusal(413, f"the image '{short(name)}' has {width} x {height} pixels; {most}")
     return picture
+
+
+def is_jpeg(picture: Image.Image) -> TypeGuard[JpegImageFile]:
+    """Return whether a picture is a JPEG, or one of several in a file, as some cameras write them."""
+    return isinstance(picture, JpegImageFile)
 
 
 def check_label(label: str, limits: Limits) -> str:
@@ -156,7 +166,7 @@ def _check_entry(entry: zipfile.ZipInfo, limits: Limits) -> None:
         raise Refusal(422, f"the archive's entry '{name}' is compressed in a way other than deflate")
     if is_picture(entry.filename) and entry.file_size > limits.image_bytes:
         raise Refusal(413, f"the image '{name}' has more than {limits.image_bytes} bytes")
-    if entry.file_size > MEGABYTE and entry.file_size > limits.archive_ratio * entry.compress_size:
+    if entry.file_size > limits.archive_ratio * entry.compress_size:
         raise Refusal(413, f"the archive's entry '{name}' grows more than {limits.archive_ratio:.0f}-fold")
 
 
