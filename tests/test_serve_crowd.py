@@ -90,16 +90,30 @@ async def test_silent_connections_give_way_to_those_that_ask(model: Path):
         assert len(wire.server.server_state.connections) <= 5
 
 
+async def test_stalled_bodies_give_way_too(model: Path):
+    async with listening(model, Limits(connections=5, requests=2)) as wire:
+        stalled = [await wire.connect(form(SMALL)[:-9]) for _ in range(5)]
+        await wire.until(lambda: len(wire.server.server_state.tasks) == 5)
+        reader, _ = await wire.connect(form(SMALL))
+        assert b"200" in await reader.readline()
+        assert await stalled[0][0].read() == b""  # the one that said its last word first
+        stalled[4][1].write(form(SMALL)[-9:])
+        assert b"200" in await stalled[4][0].readline()
+
+
 async def test_who_is_being_answered_keeps_its_connection(model: Path):
-    async with listening(model, Limits(connections=3, requests=1)) as wire:
-        whole = form(SMALL)
-        reader, writer = await wire.connect(whole[:-9])
-        await wire.until(lambda: len(wire.server.server_state.tasks) == 1)
+    async with listening(model, Limits(connections=3, requests=1, small_pixels=1)) as wire:
+        held = threading.Event()
+        wire.service.decoders._large.submit(held.wait)
+        reader, _ = await wire.connect(form(SMALL))
+        await wire.until(lambda: wire.service.decoders.waiting)
         for _ in range(8):
             await wire.connect()
         assert await wire.status("/model") == 503
+        other, _ = await wire.connect(form(SMALL))
+        assert b"503" in await other.readline()
         assert await wire.status("/healthz") == 200
-        writer.write(whole[-9:])
+        held.set()
         assert b"200" in await reader.readline()
         assert await wire.status("/model") == 200
 
@@ -174,8 +188,9 @@ async def test_decoders_stop_without_waiting_for_what_they_decode(model: Path):
     while decoders.waiting == 0:
         await asyncio.sleep(0.01)
     decoders.stop()
-    with pytest.raises(asyncio.CancelledError):
-        await waiting
+    (refused,) = await waiting
+    assert isinstance(refused, Refusal)
+    assert (refused.status, refused.message) == (503, "the server is stopping")
     assert not held.is_set()
     held.set()
 

@@ -48,6 +48,7 @@ import httpx
 from PIL import Image
 
 from dualprompt.learner import ContinualLearner
+from dualprompt.serve.limits import Limits
 from dualprompt.serve.load import demo_model, peak_megabytes, picture
 
 PARTS = ("requests", "kills", "disk", "folders", "pictures", "crowd")
@@ -656,7 +657,7 @@ def campaign_pictures(source: Path, folder: Path, rounds: int) -> dict[str, Any]
     waits: list[float] = []
     with Server(copied(source, folder / "pictures"), folder / "watched-pictures") as server:
 
-        def attack(seed: int) -> None:
+        def attack(seed: int, seen: Counter[str]) -> None:
             rng = random.Random(seed)
             with server.client() as client, contextlib.suppress(httpx.HTTPError):
                 for _ in range(rounds):
@@ -664,7 +665,7 @@ def campaign_pictures(source: Path, folder: Path, rounds: int) -> dict[str, Any]
                     seen[str(client.post("/predict", files=parts).status_code)] += 1
 
         with ThreadPoolExecutor(4) as pool, server.client() as client:
-            attackers = [pool.submit(attack, seed) for seed in range(4)]
+            attackers = [pool.submit(attack, seed, seen) for seed in range(4)]
             while not all(attacker.done() for attacker in attackers):
                 began = time.monotonic()
                 if (status := client.post("/predict", files={"images": picture(320, 240)}).status_code) != 200:
@@ -676,7 +677,7 @@ def campaign_pictures(source: Path, folder: Path, rounds: int) -> dict[str, Any]
         assert server.process
         memory = peak_megabytes(server.process.pid)
         with ThreadPoolExecutor(4) as pool:
-            attackers = [pool.submit(attack, 10 + seed) for seed in range(4)]
+            attackers = [pool.submit(attack, 10 + seed, Counter()) for seed in range(4)]
             time.sleep(2)
             began = time.monotonic()
             server.process.terminate()
@@ -685,6 +686,8 @@ def campaign_pictures(source: Path, folder: Path, rounds: int) -> dict[str, Any]
             ended_in = time.monotonic() - began
             if server.alive:
                 server.kill()
+    if set(seen) - {"200", "503"}:
+        problems.append(f"costly pictures were answered {dict(seen)}")
     if ended_in > 15:
         problems.append(f"SIGTERM took {ended_in:.0f} s")
     if memory and memory > 2048:
@@ -709,16 +712,18 @@ def campaign_crowd(source: Path, folder: Path) -> dict[str, Any]:
     rows: dict[str, Any] = {}
     problems: list[str] = []
     request = b"GET /static/app.js HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    upload = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 60000000\r\n"
+    upload = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 67000000\r\n"
     upload += b"Content-Type: multipart/form-data; boundary=x\r\n\r\n"
     part = b'--x\r\nContent-Disposition: form-data; name="images"; filename="a"\r\n\r\n'
-    stalled = upload + (part + bytes(25_000_000) + b"\r\n") * 2
+    most = Limits()
+    whole = (part + bytes(most.image_bytes - 1000) + b"\r\n") * 2  # so that four and a bit fill the memory
+    rest = part + bytes(most.memory_bytes - 4 * len(whole) - 1000)
     kinds = {
-        "silent": (1100, b""),
-        "half a request": (1100, b"GET / HTTP/1.1\r\nHost: "),
-        "stalled bodies": (300, upload + part),
-        "stalled uploads of 50 MB": (5, stalled),
-        "deaf": (50, request * 2000),
+        "silent": (1100, [b""]),
+        "half a request": (1100, [b"GET / HTTP/1.1\r\nHost: "]),
+        "stalled bodies": (1100, [upload + part]),
+        "stalled bodies that fill the memory": (5, [upload + whole] * 4 + [upload + rest]),
+        "deaf": (50, [request * 2000]),
     }
     for files in (None, 160):
         model, watched = copied(source, folder / f"crowd-{files}"), folder / f"watched-crowd-{files}"
@@ -734,8 +739,8 @@ def campaign_crowd(source: Path, folder: Path) -> dict[str, Any]:
     return {"rounds": rows, "problems": problems}
 
 
-def crowd(server: Server, count: int, said: bytes, problems: list[str]) -> dict[str, Any]:
-    """Open so many connections that say something and then wait; return how soon others are answered."""
+def crowd(server: Server, count: int, said: list[bytes], problems: list[str]) -> dict[str, Any]:
+    """Open so many connections that say something, in turns, and then wait; return how soon others are answered."""
     place = urlsplit(server.address)
     health: Counter[str] = Counter()
     wires: list[socket.socket] = []
@@ -745,7 +750,7 @@ def crowd(server: Server, count: int, said: bytes, problems: list[str]) -> dict[
             wire.settimeout(2)
             with contextlib.suppress(OSError):
                 wire.connect((place.hostname, place.port))
-                wire.sendall(said)
+                wire.sendall(said[number % len(said)])
             wires.append(wire)
             if number % max(1, count // 10) == 0:
                 health[str(httpx.get(f"{server.address}/healthz", timeout=20).status_code)] += 1

@@ -69,9 +69,11 @@ class Decoders:
         self._small = ThreadPoolExecutor(SMALL_AT_ONCE, thread_name_prefix="decode")
         self._large = ThreadPoolExecutor(1, thread_name_prefix="decode large")
         self._stops: set[threading.Event] = set()
+        self._stopped = False
 
     def stop(self) -> None:
         """Give up whatever is being decoded, and wait for nothing."""
+        self._stopped = True
         for stop in self._stops:
             stop.set()
         for pool in (self._small, self._large):
@@ -81,8 +83,7 @@ class Decoders:
         self, pictures: Sequence[tuple[str, bytes]], learner: ContinualLearner
     ) -> list[np.ndarray | Refusal]:
         """Return the pixels of each picture, given as its name and content, or why there are none."""
-        loop = asyncio.get_running_loop()
-        costs = await loop.run_in_executor(self._small, self._costs, pictures, learner.side)
+        costs = await self._stoppable(self._small, lambda _: self._costs(pictures, learner.side))
         turn = asyncio.Semaphore(SMALL_AT_ONCE)  # pictures of other requests come in between
 
         async def one(picture: tuple[str, bytes], cost: int | Refusal) -> np.ndarray | Refusal:
@@ -119,7 +120,14 @@ class Decoders:
         stop = threading.Event()
         self._stops.add(stop)
         try:
+            if self._stopped:
+                raise unavailable("the server is stopping")
             return await asyncio.get_running_loop().run_in_executor(pool, work, stop)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._stopped and task is not None and not task.cancelling():  # the work was given up, not who waits
+                raise unavailable("the server is stopping") from None
+            raise
         finally:
             stop.set()
             self._stops.discard(stop)

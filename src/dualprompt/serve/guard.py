@@ -95,7 +95,7 @@ def check_route(app: Starlette, scope: Scope) -> None:
 class Guard:
     """Applies the rules, adds headers to every answer, answers HEAD as GET without the body, and counts.
 
-    At most `most` requests are in hand at a time; whether the server lives is told beyond that too.
+    At most `most` requests are in hand at a time. One whose body is still on its way is not: there, the client works.
     """
 
     def __init__(self, app: ASGIApp, rules: Rules, metrics: Metrics, most: int) -> None:
@@ -107,9 +107,22 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        began, status = time.perf_counter(), 500
+        began, status, mine = time.perf_counter(), 500, 0
         method, without_body = scope["method"], scope["method"] == "HEAD"
         scope = {**scope, "method": "GET"} if without_body else scope
+
+        def take_on() -> None:
+            nonlocal mine
+            if self.in_hand >= self.most and scope["path"] != HEALTH:
+                raise unavailable("the server has enough requests in hand; try again soon")
+            mine += 1
+            self.in_hand += 1
+
+        async def receiving() -> Message:
+            message = await receive()
+            if not mine and message["type"] == "http.request" and not message.get("more_body"):
+                take_on()
+            return message
 
         async def sending(message: Message) -> None:
             nonlocal status
@@ -122,15 +135,16 @@ class Guard:
                 message = {**message, "body": b""}
             await send(message)
 
-        self.in_hand += 1
         try:
             self._check(scope)
+            if scope["method"] != "POST":
+                take_on()
         except (Refusal, ValueError) as refusal:  # ValueError: an origin that is no address
             await answer_refusal(refusal)(scope, receive, sending)
         else:
-            await self.app(scope, receive, sending)
+            await self.app(scope, receiving, sending)
         finally:
-            self.in_hand -= 1
+            self.in_hand -= mine
             route = getattr(scope.get("route"), "path", "other")
             method = method if method in ("GET", "HEAD", "POST", "DELETE", "OPTIONS") else "other"
             self.metrics.requests.labels(method, route, status).inc()
@@ -140,8 +154,6 @@ class Guard:
         headers = Headers(scope=scope)
         self.rules.check_origin(scope["method"], headers)
         check_route(scope["app"], scope)
-        if self.in_hand > self.most and scope["path"] != HEALTH:
-            raise unavailable("the server has enough requests in hand; try again soon")
         self.rules.check_token(scope["method"], scope["path"], headers)
 
 

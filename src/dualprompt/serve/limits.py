@@ -29,8 +29,8 @@ class Limits:
     archive_ratio: float = 100.0
     epochs: int = 500
     queued_jobs: int = 8
-    connections: int = 1000  # beyond that the one which is silent longest is closed
-    requests: int = 400  # in hand at a time; health is answered beyond that
+    connections: int = 1000  # beyond that the one whose client is silent longest is closed
+    requests: int = 400  # that have arrived, in hand at a time; health is told beyond that
     header_bytes: int = 32 * 1024
     header_seconds: float = 10.0  # for a connection to say what it asks
     idle_seconds: int = 5  # between two requests of a connection

@@ -40,7 +40,7 @@ def within_files(limits: Limits) -> Limits:
     if connections < LEAST_CONNECTIONS:
         least = taken + SPARE_FILES + LEAST_CONNECTIONS
         raise DualPromptError(f"only {most} files may be open at a time; allow at least {least} with `ulimit -n`")
-    # Fewer requests than connections: among those that ask nothing one can always be closed for who comes next.
+    # Fewer requests in hand than connections: there is always one that waits for its client, and can make room.
     return replace(limits, connections=connections, requests=min(limits.requests, connections // 2))
 
 
@@ -56,19 +56,24 @@ class Connection(H11Protocol):
         self._taking: asyncio.TimerHandle | None = None  # until it has taken what we said
 
     @property
-    def is_quiet(self) -> bool:
-        """Whether it asks nothing just now."""
+    def asks_nothing(self) -> bool:
+        """Whether we wait for a request, or for the rest of its head."""
         return self.cycle is None or self.cycle.response_complete
 
+    @property
+    def waits_for_client(self) -> bool:
+        """Whether we wait for the client: for a request, or for the rest of one."""
+        return self.asks_nothing or self.cycle.more_body
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin; close the one that is quiet longest if this is one too many."""
+        """Begin; if this is one too many, close the one whose client has been silent longest."""
         with contextlib.suppress(AttributeError):
             transport.max_size = READ_BYTES  # pyright: ignore[reportAttributeAccessIssue]
         super().connection_made(transport)
         self._wait_for_request()
         if len(self.connections) > self.limits.connections:
-            quiet = [other for other in self.connections if isinstance(other, Connection) and other.is_quiet]
-            min(quiet, key=lambda other: other._quiet_since, default=self).abort()
+            others = [other for other in self.connections if isinstance(other, Connection) and other.waits_for_client]
+            min(others, key=lambda other: other._quiet_since, default=self).abort()
 
     def abort(self) -> None:
         """Close at once, whatever was not sent."""
@@ -77,8 +82,9 @@ class Connection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take bytes; those of an unfinished request, or beyond what was answered, do not make us wait longer."""
+        self._quiet_since = self.loop.time()
         super().data_received(data)
-        if self.is_quiet:
+        if self.asks_nothing:
             self._wait_for_request()
         else:
             self._patience = _cancelled(self._patience)
