@@ -8,6 +8,7 @@ import io
 import socket
 import struct
 import zipfile
+import zlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,18 @@ def png(width: int = 20, height: int = 20, mode: str = "RGB") -> bytes:
     file = io.BytesIO()
     Image.new(mode, (width, height)).save(file, "PNG")
     return file.getvalue()
+
+
+def pieces(side: int = 16, tile: tuple[int, int] | None = None, rows: int = 0) -> bytes:
+    """A small grey TIFF, cut into one tile or strip that may be far larger than itself."""
+    size = tile[0] * tile[1] if tile else side * rows
+    content = zlib.compress(bytes(size), 9)
+    entries = {256: side, 257: side, 258: 8, 259: 8, 262: 1, 277: 1}
+    start, length = (324, 325) if tile else (273, 279)
+    entries |= {322: tile[0], 323: tile[1]} if tile else {278: rows}
+    entries |= {start: 8 + 2 + 12 * (len(entries) + 2) + 4, length: len(content)}
+    table = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in sorted(entries.items()))
+    return b"II*\0" + struct.pack("<IH", 8, len(entries)) + table + bytes(4) + content
 
 
 def files(*paths: Path) -> list[tuple[str, tuple[str, bytes]]]:

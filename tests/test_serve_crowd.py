@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from serving import SHOWN, SMALL, error_of, listening, png, serving
+from serving import SHOWN, SMALL, error_of, listening, pieces, png, serving
 
 pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 
@@ -241,6 +241,7 @@ def variety() -> dict[str, bytes]:
         "16 bit": encoded(Image.fromarray(noise[..., 0].astype(np.uint16) * 257), "PNG"),
         "several": encoded(colour, "MPO", save_all=True, append_images=[colour.resize((325, 225))]),
         "tiff": encoded(colour, "TIFF", compression="tiff_lzw"),
+        "tiles": pieces(tile=(32, 64)),
     }
 
 
@@ -262,6 +263,8 @@ def test_a_picture_costs_what_its_decoder_holds():
     blank = Image.new("RGB", (4096, 2048))
     whole = 4096 * 2048
     assert cost(encoded(blank, "PNG")) == cost(encoded(blank, "WEBP", lossless=True, method=0)) == whole
+    assert cost(pieces(tile=(32, 64))) == 32 * 64
+    assert cost(pieces(rows=16)) == cost(pieces(tile=(16, 16))) == 16 * 16
     assert cost(encoded(blank, "JPEG")) == whole // 16
     assert cost(encoded(blank, "JPEG", progressive=True)) == whole // 4
     assert cost(encoded(blank, "JPEG"), side=1024) == whole  # too large a view for a smaller picture

@@ -17,7 +17,7 @@ import pytest
 
 import sandbox
 from sandbox import World, pictures
-from serving import HERE, SHOWN, SMALL, TOKEN, archive, error_of, png, serving, uploads, zip64
+from serving import HERE, SHOWN, SMALL, TOKEN, archive, error_of, pieces, png, serving, uploads, zip64
 
 pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 httpx = pytest.importorskip("httpx", reason="httpx is not installed")
@@ -56,6 +56,8 @@ LIMITS = Limits(
         (413, "at most 3", [("images", ("a.png", SMALL))] * 4),
         (413, "pixels", [("images", ("a.png", png(101, 100)))]),
         (413, "pixels", [("images", ("bomb.png", png(14_000, 14_000, "1")))]),
+        (413, "100 x 200 pixels", [("images", ("a.tif", pieces(tile=(100, 200))))]),
+        (413, "16 x 1000 pixels", [("images", ("a.tif", pieces(rows=1000)))]),
         (422, "not an image", [("images", ("a.png", b"hello"))]),
         (422, "not an image", [("images", ("a.png", b""))]),
         (422, "not an image", [("images", ("a.eps", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"))]),
@@ -113,6 +115,7 @@ def loose(noise: int, zeros: int) -> bytes:
         (413, "at most 4", named(*(f"a/{n}.png" for n in range(5))), {}),
         (413, "classes", named("a/1.png", "b/1.png", "c/1.png"), {}),
         (413, "pixels", [("images", ("a/1.png", png(101, 100)))], {}),
+        (413, "pixels", [("images", ("a/1.tif", pieces(tile=(200, 100))))], {}),
         (422, "not an image", [("images", ("a/1.png", b"hello"))], {}),
         (422, "class folder", named("1.png"), {}),
         (422, "relative path", named("../a/1.png"), {}),
@@ -123,6 +126,7 @@ def loose(noise: int, zeros: int) -> bytes:
         (422, "no images", [], {"name": "x"}),
         (422, "epochs", named("a/1.png"), {"epochs": "10"}),
         (422, "epochs", named("a/1.png"), {"epochs": "-1"}),
+        (422, "epochs", named("a/1.png"), {"epochs": "9" * 5000}),
         (422, "epochs", named("a/1.png"), {"epochs": "٣"}),
         (422, "again", named("a/1.png"), {"again": "maybe"}),
         (422, "unknown field", named("a/1.png"), {"seed": "1"}),

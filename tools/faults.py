@@ -634,6 +634,7 @@ def bombs() -> list[bytes]:
         _saved(blank["L"].convert("I;16"), "PNG"),
         _saved(blank["L"], "GIF"),
         _saved(blank["RGB"], "TIFF", compression="tiff_lzw"),
+        large_tile(20_000),
     ]
     return [*made, many_scans(made_from=_saved(Image.new("L", (7900, 7900)), "JPEG", progressive=True))]
 
@@ -642,6 +643,14 @@ def _saved(image: Image.Image, kind: str, **options: Any) -> bytes:
     file = io.BytesIO()
     image.save(file, kind, **options)
     return file.getvalue()
+
+
+def large_tile(side: int) -> bytes:
+    """A TIFF of 16 × 16 pixels that lies in a tile which is far larger."""
+    content = zlib.compress(bytes(side * side), 9)
+    tags = {256: 16, 257: 16, 258: 8, 259: 8, 262: 1, 277: 1, 322: side, 323: side, 324: 134, 325: len(content)}
+    table = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    return b"II*\0" + struct.pack("<IH", 8, len(tags)) + table + bytes(4) + content
 
 
 def many_scans(made_from: bytes, times: int = 300) -> bytes:

@@ -24,7 +24,7 @@ from PIL import Image
 from dualprompt.learner import ContinualLearner
 from dualprompt.learning.pictures import reduce_jpeg
 from dualprompt.serve.limits import Limits, Refusal, unavailable
-from dualprompt.serve.pictures import is_jpeg, open_picture, short
+from dualprompt.serve.pictures import extent, is_jpeg, open_picture, short
 
 SMALL_AT_ONCE = 2
 JPEG_BYTES = 8192  # read at a time: some ask for minutes of work in 64 KiB, and are stopped only in between
@@ -52,7 +52,7 @@ class Source(io.BytesIO):
 
 def cost_of(picture: Image.Image, side: int) -> int:
     """Return how many pixels decoding holds; a JPEG is prepared to be decoded small, and counts as what that takes."""
-    width, height = picture.size
+    width, height = extent(picture)
     reduce_jpeg(picture, side)
     if not is_jpeg(picture):
         return width * height

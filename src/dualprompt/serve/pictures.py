@@ -15,12 +15,15 @@ from typing import BinaryIO, TypeGuard
 
 from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
+from PIL.TiffImagePlugin import ROWSPERSTRIP, TiffImageFile
 
 from dualprompt.data.cache import FORMATS
 from dualprompt.data.folder import EXTENSIONS
 from dualprompt.serve.limits import MEGABYTE, Limits, Refusal
 
 DIRECTORY_BYTES = 16 * MEGABYTE
+TILEWIDTH, TILELENGTH = 322, 323  # of TIFF
+ALL_ROWS = 2**32 - 1  # lie in one strip
 PART_CHARACTERS, PATH_CHARACTERS = 255, 1024  # more than file systems and people need
 END_OF_DIRECTORY = b"PK\x05\x06"
 ZIP64_RECORD, ZIP64_LOCATOR = b"PK\x06\x06", b"PK\x06\x07"
@@ -42,21 +45,29 @@ def open_picture(source: bytes | BinaryIO | Path, name: str, limits: Limits) -> 
     """Return the opened, not yet decoded picture; refuse what is none and what would be too large decoded."""
     try:
         picture = Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS)
-        width, height = picture.size
+        width, height = extent(picture)
     except Image.DecompressionBombError:
         raise Refusal(413, f"the image '{short(name)}' has more than {limits.image_pixels} pixels") from None
     except Exception:  # noqa: BLE001 (decoders raise all sorts of things on hostile bytes)
         known = "JPEG, PNG, WebP, GIF, BMP, TIFF or PPM"
         raise Refusal(422, f"'{short(name)}' is not an image that can be read ({known})") from None
-    if width * height > limits.image_pixels:
+    most = limits.image_pixels if is_jpeg(picture) else min(limits.image_pixels, limits.decoded_pixels)
+    if width * height > most:
         picture.close()
-        text = f"the image '{short(name)}' has {width} x {height} pixels; at most {limits.image_pixels} are taken"
+        only = "" if most == limits.image_pixels else " of formats other than JPEG, which is decoded at a smaller size"
+        text = f"the image '{short(name)}' has {width} x {height} pixels; at most {most} are taken{only}"
         raise Refusal(413, text)
-    if not is_jpeg(picture) and width * height > limits.decoded_pixels:  # JPEG is decoded at a smaller size
-        picture.close()
-        most = f"at most {limits.decoded_pixels} are taken of other formats than JPEG"
-        raise Refusal(413, f"the image '{short(name)}' has {width} x {height} pixels; {most}")
     return picture
+
+
+def extent(picture: Image.Image) -> tuple[int, int]:
+    """Return the width and height that a picture's decoder holds: a TIFF may be cut into pieces larger than itself."""
+    width, height = picture.size
+    if isinstance(picture, TiffImageFile):
+        pieces = {tag: int(picture.tag_v2.get(tag, 0)) for tag in (TILEWIDTH, TILELENGTH, ROWSPERSTRIP)}
+        rows = 0 if pieces[ROWSPERSTRIP] == ALL_ROWS else pieces[ROWSPERSTRIP]
+        width, height = max(width, pieces[TILEWIDTH]), max(height, pieces[TILELENGTH], rows)
+    return width, height
 
 
 def is_jpeg(picture: Image.Image) -> TypeGuard[JpegImageFile]:
