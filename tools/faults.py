@@ -721,7 +721,7 @@ def campaign_crowd(source: Path, folder: Path) -> dict[str, Any]:
     rows: dict[str, Any] = {}
     problems: list[str] = []
     request = b"GET /static/app.js HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    upload = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 67000000\r\n"
+    upload = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 67108864\r\n"
     upload += b"Content-Type: multipart/form-data; boundary=x\r\n\r\n"
     part = b'--x\r\nContent-Disposition: form-data; name="images"; filename="a"\r\n\r\n'
     most = Limits()
