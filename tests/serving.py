@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import socket
 import struct
 import zipfile
+import zlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,8 @@ from dualprompt.serve.app import create_app  # noqa: E402
 from dualprompt.serve.guard import Rules  # noqa: E402
 from dualprompt.serve.limits import Limits  # noqa: E402
 from dualprompt.serve.model import ServedModel  # noqa: E402
-from dualprompt.serve.service import Settings  # noqa: E402
+from dualprompt.serve.run import Server, server_of  # noqa: E402
+from dualprompt.serve.service import Service, Settings  # noqa: E402
 
 TOKEN = "a token of twenty-six letters"
 SHOWN = {"authorization": f"Bearer {TOKEN}"}
@@ -34,6 +37,18 @@ def png(width: int = 20, height: int = 20, mode: str = "RGB") -> bytes:
     file = io.BytesIO()
     Image.new(mode, (width, height)).save(file, "PNG")
     return file.getvalue()
+
+
+def pieces(side: int = 16, tile: tuple[int, int] | None = None, rows: int = 0) -> bytes:
+    """A small grey TIFF, cut into one tile or strip that may be far larger than itself."""
+    size = tile[0] * tile[1] if tile else side * rows
+    content = zlib.compress(bytes(size), 9)
+    entries = {256: side, 257: side, 258: 8, 259: 8, 262: 1, 277: 1}
+    start, length = (324, 325) if tile else (273, 279)
+    entries |= {322: tile[0], 323: tile[1]} if tile else {278: rows}
+    entries |= {start: 8 + 2 + 12 * (len(entries) + 2) + 4, length: len(content)}
+    table = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in sorted(entries.items()))
+    return b"II*\0" + struct.pack("<IH", 8, len(entries)) + table + bytes(4) + content
 
 
 def files(*paths: Path) -> list[tuple[str, tuple[str, bytes]]]:
@@ -67,6 +82,51 @@ async def serving(
     ):
         client.service = app.state.service
         yield client
+
+
+class Wire:
+    """A server on a port of this machine, and ways to speak to it that no polite client has."""
+
+    def __init__(self, server: Server, service: Service, port: int) -> None:
+        self.server, self.service, self.port = server, service, port
+        self.opened: list[asyncio.StreamWriter] = []
+
+    async def connect(self, said: bytes = b"") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Open a connection and say something."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        self.opened.append(writer)
+        writer.write(said)
+        return reader, writer
+
+    async def status(self, path: str) -> int:
+        """Ask for something in a connection of its own; return the answer's status."""
+        reader, _ = await self.connect(f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
+        async with asyncio.timeout(20):
+            return int((await reader.readline()).split()[1])
+
+    async def until(self, done: Any, seconds: float = 20) -> None:
+        """Wait until something is so."""
+        async with asyncio.timeout(seconds):
+            while not done():
+                await asyncio.sleep(0.01)
+
+
+@contextlib.asynccontextmanager
+async def listening(model: Path, limits: Limits) -> AsyncIterator[Wire]:
+    """Run the server in this process, on a port."""
+    app = create_app(ServedModel(model, "cpu"), Settings(Rules(TOKEN), limits))
+    server = server_of(app, limits)
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        running = asyncio.create_task(server.serve(sockets=[bound]))
+        wire = Wire(server, app.state.service, bound.getsockname()[1])
+        try:
+            await wire.until(lambda: server.started or running.done())
+            yield wire
+        finally:
+            for writer in wire.opened:
+                writer.transport.abort()
+            server.should_exit = True
+            await running
 
 
 async def finished(client: Any, job: int, seconds: float = 60) -> dict[str, Any]:

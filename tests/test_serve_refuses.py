@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import io
+import random
 import stat
 import struct
 import zipfile
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import sandbox
-from serving import HERE, SHOWN, SMALL, TOKEN, archive, error_of, png, serving, uploads, zip64
+from sandbox import World, pictures
+from serving import HERE, SHOWN, SMALL, TOKEN, archive, error_of, pieces, png, serving, uploads, zip64
 
 pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 httpx = pytest.importorskip("httpx", reason="httpx is not installed")
+
+from starlette.requests import Request  # noqa: E402
 
 from dualprompt.errors import DualPromptError  # noqa: E402
 from dualprompt.serve.guard import Rules  # noqa: E402
 from dualprompt.serve.limits import Limits  # noqa: E402
 from dualprompt.serve.run import rules_for  # noqa: E402
+from dualprompt.serve.uploads import Allowance, read  # noqa: E402
 
 pytestmark = pytest.mark.anyio
 
@@ -36,7 +42,7 @@ LIMITS = Limits(
     task_images=4,
     task_classes=2,
     archive_entries=6,
-    archive_bytes=3_000_000,
+    archive_bytes=500_000,
     archive_ratio=20,
     epochs=9,
 )
@@ -50,6 +56,8 @@ LIMITS = Limits(
         (413, "at most 3", [("images", ("a.png", SMALL))] * 4),
         (413, "pixels", [("images", ("a.png", png(101, 100)))]),
         (413, "pixels", [("images", ("bomb.png", png(14_000, 14_000, "1")))]),
+        (413, "100 x 200 pixels", [("images", ("a.tif", pieces(tile=(100, 200))))]),
+        (413, "16 x 1000 pixels", [("images", ("a.tif", pieces(rows=1000)))]),
         (422, "not an image", [("images", ("a.png", b"hello"))]),
         (422, "not an image", [("images", ("a.png", b""))]),
         (422, "not an image", [("images", ("a.eps", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"))]),
@@ -57,7 +65,6 @@ LIMITS = Limits(
         (422, "damaged", [("images", ("a.png", SMALL[:50]))]),
         (422, "unknown field", [("picture", ("a.png", SMALL))]),
         (422, "unknown field", [("images", (None, SMALL))]),
-        (422, "broken.png", [("images", ("fine.png", SMALL)), ("images", ("broken.png", b"GIF89a"))]),
     ],
 )
 async def test_predict_refuses(model: Path, status: int, said: str, parts: Any):
@@ -95,6 +102,11 @@ def modest() -> bytes:
     return content[:-14] + struct.pack("<HH", 1, 1) + content[-10:]
 
 
+def loose(noise: int, zeros: int) -> bytes:
+    """Bytes that a zip makes smaller, but not too small."""
+    return random.Random(0).randbytes(noise) + bytes(zeros)
+
+
 @pytest.mark.parametrize(
     ("status", "said", "parts", "fields"),
     [
@@ -103,6 +115,7 @@ def modest() -> bytes:
         (413, "at most 4", named(*(f"a/{n}.png" for n in range(5))), {}),
         (413, "classes", named("a/1.png", "b/1.png", "c/1.png"), {}),
         (413, "pixels", [("images", ("a/1.png", png(101, 100)))], {}),
+        (413, "pixels", [("images", ("a/1.tif", pieces(tile=(200, 100))))], {}),
         (422, "not an image", [("images", ("a/1.png", b"hello"))], {}),
         (422, "class folder", named("1.png"), {}),
         (422, "relative path", named("../a/1.png"), {}),
@@ -113,6 +126,7 @@ def modest() -> bytes:
         (422, "no images", [], {"name": "x"}),
         (422, "epochs", named("a/1.png"), {"epochs": "10"}),
         (422, "epochs", named("a/1.png"), {"epochs": "-1"}),
+        (422, "epochs", named("a/1.png"), {"epochs": "9" * 5000}),
         (422, "epochs", named("a/1.png"), {"epochs": "٣"}),
         (422, "again", named("a/1.png"), {"again": "maybe"}),
         (422, "unknown field", named("a/1.png"), {"seed": "1"}),
@@ -140,7 +154,8 @@ def modest() -> bytes:
         (422, "too long", [("archive", ("a.zip", archive({f"a/{'b/' * 600}c.png": SMALL})))], {}),
         (422, "claim more", [("archive", ("a.zip", tampered(compress_size=2**31)))], {}),
         (413, "fold", [("archive", ("a.zip", archive({"a/1.txt": bytes(2_000_000)})))], {}),
-        (413, "3000000", [("archive", ("a.zip", archive({f"a/{n}.txt": bytes(1_000_000) for n in range(4)})))], {}),
+        (413, "fold", [("archive", ("a.zip", archive({"a/1.png": bytes(20_000)})))], {}),
+        (413, "500000", [("archive", ("a.zip", archive({f"a/{n}.txt": loose(8_000, 120_000) for n in range(4)})))], {}),
         (413, "30000", [("archive", ("a.zip", archive({"a/1.png": bytes(40_000)})))], {}),
         (422, "link", [("archive", ("a.zip", tampered(external_attr=(stat.S_IFLNK | 0o777) << 16)))], {}),
         (422, "link", [("archive", ("a.zip", tampered(external_attr=stat.S_IFIFO << 16)))], {}),
@@ -190,14 +205,118 @@ async def test_malformed_requests_are_refused(model: Path):
         assert error_of(await client.get("/jobs/99999999999999999999"), 404)
 
 
+@pytest.mark.parametrize("closed", [False, True])
+async def test_what_does_not_exist_is_not_found_whoever_asks(model: Path, closed: bool):
+    async with serving(model, rules=Rules(TOKEN, closed=closed)) as client:
+        del client.headers["authorization"]
+        for method in ("GET", "HEAD", "POST", "DELETE", "PUT", "OPTIONS", "BREW"):
+            for path in ("/nothing", "/predict/", "/tasks/", "/jobs/1/2", "/model/../x", "/Predict"):
+                reply = await client.request(method, path)
+                assert reply.status_code == 404, (method, path)
+                assert "location" not in reply.headers
+        assert error_of(await client.post("/nothing", headers={"origin": "https://evil.example"}), 403)
+        for method, path, allowed in (
+            ("POST", "/model", "GET, HEAD"),
+            ("PUT", "/predict", "POST"),
+            ("POST", "/jobs/1", "DELETE, GET, HEAD"),
+            ("GET", "/tasks/1", "DELETE"),
+            ("GET", "/tasks", "POST"),
+        ):
+            reply = await client.request(method, path)
+            assert error_of(reply, 405)
+            assert reply.headers["allow"] == allowed
+        assert (await client.post("/static/app.js")).status_code == 405
+        assert (await client.post("/static/nothing")).status_code in (404, 405)
+
+
+async def test_head_is_get_without_the_body(model: Path):
+    async with serving(model) as client:
+        for path in ("/", "/healthz", "/model", "/jobs", "/metrics", "/docs", "/openapi.json", "/static/app.js", "/no"):
+            got, head = await client.get(path), await client.head(path)
+            assert (head.status_code, head.content) == (got.status_code, b""), path
+            assert head.headers["content-type"] == got.headers["content-type"]
+            assert path == "/metrics" or head.headers["content-length"] == got.headers["content-length"]
+        assert error_of(await client.get("/predict"), 405)
+        assert (await client.head("/predict")).status_code == 405
+        text = (await client.get("/metrics")).text
+    assert 'dualprompt_requests_total{method="HEAD",route="/model",status="200"} 1.0' in text
+    async with serving(model, rules=Rules(TOKEN, closed=True)) as client:
+        assert (await client.head("/model", headers={"authorization": "Bearer wrong"})).status_code == 401
+
+
+async def test_a_bad_image_among_others_is_an_error_of_its_own(world: World, model: Path):
+    good = pictures(world, "ash", "test")[0].read_bytes()
+    sent = [
+        ("a.png", good),
+        ("broken.png", b"GIF89a"),
+        ("cut.png", SMALL[:50]),
+        ("vast.png", png(101, 101)),
+        ("b", good),
+    ]
+    parts = [("images", each) for each in sent]
+    limits = replace(LIMITS, predict_images=9)
+    async with serving(model, limits=limits) as client:
+        (alone,) = (await client.post("/predict", files=parts[:1])).json()["answers"]
+        answers = (await client.post("/predict", files=parts)).json()["answers"]
+        assert [answer["path"] for answer in answers] == [name for name, _ in sent]
+        assert [answer.get("status") for answer in answers] == [None, 422, 422, 413, None]
+        for answer, said in zip(answers[1:4], ("not an image", "damaged", "pixels"), strict=True):
+            assert said in answer["error"]
+            assert "label" not in answer
+        for answer in (answers[0], answers[4]):
+            assert answer["label"] == alone["label"]
+            assert answer["probability"] == pytest.approx(alone["probability"], abs=1e-5)
+        for part, status in zip(parts[1:4], (422, 422, 413), strict=True):
+            assert error_of(await client.post("/predict", files=[part]), status)
+        assert client.service._held == client.service.decoders.waiting == 0
+
+
+async def test_thousands_of_parts_leave_others_their_turn():
+    head = b'--xx\r\ncontent-disposition: form-data; name="images"; filename="a"\r\n\r\n\r\n'
+    body = head * 5000 + b"--xx--\r\n"
+    turns = 0
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    kind = [(b"content-type", b"multipart/form-data; boundary=xx")]
+    request = Request({"type": "http", "method": "POST", "headers": kind}, receive)
+    beside = asyncio.create_task(others())
+    parts = await read(request, Limits(), Allowance(10**9, 60), set(), lambda *_: None)
+    beside.cancel()
+    assert len(parts) == 5000
+    assert turns > len(body) / 20_000
+
+
 async def test_slow_and_crowding_clients_are_refused(model: Path):
     async def slowly() -> AsyncIterator[bytes]:
         yield b"--xx\r\n"
         await asyncio.sleep(5)
 
+    async def trickling(times: int = 500) -> AsyncIterator[bytes]:
+        yield b'--xx\r\ncontent-disposition: form-data; name="images"; filename="a/b.png"\r\n\r\n'
+        for _ in range(times):
+            yield b"a"
+            await asyncio.sleep(0.01)
+        yield b"\r\n--xx--\r\n"
+
     kind = {"content-type": "multipart/form-data; boundary=xx"}
-    async with serving(model, limits=Limits(body_seconds=0.1)) as client:
+    async with serving(model, limits=Limits(predict_body_seconds=0.1)) as client:
         assert error_of(await client.post("/predict", content=slowly(), headers=kind), 408)
+    async with serving(model, limits=Limits(stall_seconds=0.1)) as client:
+        assert "too slowly" in error_of(await client.post("/predict", content=slowly(), headers=kind), 408)
+        assert "too slowly" in error_of(await client.post("/predict", content=trickling(), headers=kind), 408)
+        assert "too slowly" in error_of(await client.post("/tasks", content=trickling(), headers=kind), 408)
+        assert client.service._held == 0
+        assert uploads(model) == []
+    async with serving(model, limits=Limits(stall_seconds=0.05, body_rate=50)) as client:
+        assert error_of(await client.post("/predict", content=trickling(20), headers=kind), 422)
     async with serving(model, limits=Limits(memory_bytes=100)) as client:
         reply = await client.post("/predict", files={"images": SMALL * 9})
         assert "memory" in error_of(reply, 429)

@@ -1,5 +1,4 @@
-"""The fault campaign: `python tools/faults.py [requests|kills|disk|files] [--out faults.json]`, most of it against a
-real server.
+"""The fault campaign against a real server: `python tools/faults.py [NAME …] [--out faults.json]`. Its parts:
 
 requests  malformed requests: from the OpenAPI schema (schemathesis), damaged and hostile images, multipart bodies, zips
           and bytes that are no HTTP. No answer may be a 5xx, the server must live, and no file may appear anywhere but
@@ -10,6 +9,11 @@ disk      files may only grow to a limit, as on a full disk: the job says so, an
 files     so many mutations (--files) of every kind of file that we read back: a model's facts and tensors, the papers
           and checkpoints of a run, the cache, presets, weights and what lies beside them. Each must be read as
           something whole or refused in one line (tests/test_hostile_files.py, with more examples).
+folders   models from a stranger, whose records and links point at other folders. Nothing there may change.
+pictures  small files that decode to many pixels, from several clients: others are answered, memory is bounded, and
+          SIGTERM ends the server in the middle of it.
+crowd     silent, half-said, stalled and deaf connections, also where few files may be open: health is told all the
+          time, others are answered soon, the log stays small.
 
 Everything is seeded and bounded. The summary is one JSON object.
 """
@@ -37,7 +41,8 @@ import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -46,8 +51,10 @@ import httpx
 from PIL import Image
 
 from dualprompt.learner import ContinualLearner
-from dualprompt.serve.load import demo_model, picture
+from dualprompt.serve.limits import Limits
+from dualprompt.serve.load import demo_model, peak_megabytes, picture
 
+PARTS = ("requests", "kills", "disk", "folders", "pictures", "crowd", "files")
 WAIT_SECONDS = 180
 NEW = "violet"
 ROUNDS = 5  # schemathesis runs out of ideas for simple operations; another seed has more
@@ -59,11 +66,11 @@ class Server:
 
     model: Path
     watched: Path
-    limit: int | None = None
+    limit: int | None = None  # bytes of a file
+    files: int | None = None  # open at a time
     process: subprocess.Popen[str] | None = None
     address: str = ""
     token: str = ""
-    log: list[str] = field(default_factory=list)
 
     def __enter__(self) -> Server:
         places = {"HOME": "home", "TMPDIR": "tmp", "XDG_CACHE_HOME": "cache", "DUALPROMPT_CACHE": "cache"}
@@ -72,28 +79,38 @@ class Server:
         environment = os.environ | {key: str(self.watched / name) for key, name in places.items()}
         environment["PYTHONDONTWRITEBYTECODE"] = "1"
         command = [sys.executable, "-m", "dualprompt.cli", "serve", str(self.model), "--port", "0", "--json"]
-        self.process = subprocess.Popen(
-            [*command, "--device", "cpu"],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-            cwd=self.watched / "here",
-            preexec_fn=self._restrict if self.limit else None,
-        )
+        with self.log_file.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*command, "--device", "cpu"],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=environment,
+                cwd=self.watched / "here",
+                preexec_fn=self._restrict if self.limit or self.files else None,
+            )
         assert self.process.stdout
         text = ""
         while not text.endswith("}\n"):
             line = self.process.stdout.readline()
             if not line:
-                raise RuntimeError("the server did not start")
+                self.kill()
+                raise RuntimeError(f"the server did not start: {self.log_file.read_text()[-2000:]}")
             text += line
         told = json.loads(text)
         self.address, self.token = told["url"], told["token"]
         return self
 
+    @property
+    def log_file(self) -> Path:
+        """What it writes to its standard error."""
+        return self.watched.with_name(f"{self.watched.name}.log")
+
     def _restrict(self) -> None:
-        assert self.limit
-        resource.setrlimit(resource.RLIMIT_FSIZE, (self.limit, self.limit))
+        if self.limit:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (self.limit, self.limit))
+        if self.files:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (self.files, self.files))
 
     def __exit__(self, *_: object) -> None:
         if self.alive:
@@ -560,6 +577,228 @@ def campaign_files(count: int, seed: int) -> dict[str, Any]:
     }
 
 
+# Models from a stranger
+
+
+def traps(model: Path, victim: Path) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Yield what a stranger may have put into a model's folder, each with a name."""
+    serve = model / ".serve"
+    jobs = serve / "jobs"
+
+    def record(**changes: Any) -> Callable[[], object]:
+        plain = {"id": 1, "name": None, "classes": ["x"], "images": 1, "state": "failed", "attempts": 9}
+        text = json.dumps({"next": changes.pop("following", 2), "jobs": [plain | changes]})
+        return lambda: (jobs.mkdir(parents=True), (serve / "jobs.json").write_text(text))
+
+    def link(place: Path, target: Path) -> Callable[[], object]:
+        return lambda: (place.parent.mkdir(parents=True, exist_ok=True), place.symlink_to(target))
+
+    def lesson_of(file: str) -> Callable[[], object]:
+        text = json.dumps({"name": None, "epochs": 1, "again": False, "pictures": {"x": [[file, "x"]]}})
+
+        def put() -> None:
+            record(state="queued", attempts=0)()
+            (jobs / "000001" / "images").mkdir(parents=True)
+            (jobs / "000001" / "lesson.json").write_text(text)
+
+        return put
+
+    for state in ("queued", "running", "done", "failed"):
+        yield f"a {state} job that is a path", record(id=str(victim), state=state)
+        yield f"a {state} job that leads outside", record(id=f"../../../{victim.name}", state=state)
+    yield "a next job that is a path", record(following=str(victim))
+    for place in (serve, jobs, jobs / "000001", jobs / "000001" / "images"):
+        yield f"a link at {place.relative_to(model)}", link(place, victim)
+    for place in (serve / "jobs.json", model / ".lock"):
+        yield f"a link at {place.relative_to(model)}", link(place, victim / "letter.txt")
+    yield "a pipe for a record", lambda: (serve.mkdir(), os.mkfifo(serve / "jobs.json"))
+    yield "a record without end", lambda: (serve.mkdir(), (serve / "jobs.json").write_text("[" * 10**6))
+    yield "a picture from outside", lesson_of(str(victim / "a.jpg"))
+    yield "a picture further up", lesson_of(f"../../../../../{victim.name}/a.jpg")
+
+
+def campaign_folders(source: Path, folder: Path) -> dict[str, Any]:
+    """Serve models from a stranger; return what became of a folder of ours, which must be nothing."""
+    rows: dict[str, str] = {}
+    problems: list[str] = []
+    names = [name for name, _ in traps(folder, folder)]
+    for number, name in enumerate(names):
+        place = folder / f"stranger-{number}"
+        victim, model = place / "victim", copied(source, place / "model")
+        (victim / "000001" / "images").mkdir(parents=True)
+        (victim / "a.jpg").write_bytes(picture(64, 64))
+        (victim / "letter.txt").write_text("mine")
+        before = {path: path.is_file() and path.read_bytes() for path in victim.rglob("*")}
+        dict(traps(model, victim))[name]()
+        try:
+            with Server(model, place / "watched") as server, server.client() as client:
+                until(lambda client=client: all(j["state"] in ("done", "failed") for j in client.get("/jobs").json()))
+                known = client.get("/model").json()["classes"]
+            rows[name] = "served"
+            if "x" in known:
+                problems.append(f"{name}: it learned a picture from outside")
+        except RuntimeError as refused:
+            rows[name] = f"refused: {str(refused).strip().splitlines()[-1].replace(str(place), '…')}"
+        if {path: path.is_file() and path.read_bytes() for path in victim.rglob("*")} != before:
+            problems.append(f"{name}: the folder was changed")
+    return {"outcomes": rows, "problems": problems}
+
+
+# Small files, many pixels
+
+
+def bombs() -> list[bytes]:
+    """Small files that are costly to decode."""
+    blank = {mode: Image.new(mode, (5600, 5600)) for mode in ("RGB", "RGBA", "L")}
+    made = [
+        _saved(blank["RGB"], "WEBP", lossless=True, method=0),
+        _saved(blank["RGBA"], "WEBP", lossless=True, method=0),
+        _saved(Image.new("RGB", (8000, 7990)), "WEBP", lossless=True, method=0),
+        _saved(blank["RGBA"], "PNG"),
+        _saved(blank["L"].convert("I;16"), "PNG"),
+        _saved(blank["L"], "GIF"),
+        _saved(blank["RGB"], "TIFF", compression="tiff_lzw"),
+        large_tile(20_000),
+    ]
+    return [*made, many_scans(made_from=_saved(Image.new("L", (7900, 7900)), "JPEG", progressive=True))]
+
+
+def _saved(image: Image.Image, kind: str, **options: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def large_tile(side: int) -> bytes:
+    """A TIFF of 16 × 16 pixels that lies in a tile which is far larger."""
+    content = zlib.compress(bytes(side * side), 9)
+    tags = {256: 16, 257: 16, 258: 8, 259: 8, 262: 1, 277: 1, 322: side, 323: side, 324: 134, 325: len(content)}
+    table = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    return b"II*\0" + struct.pack("<IH", 8, len(tags)) + table + bytes(4) + content
+
+
+def many_scans(made_from: bytes, times: int = 300) -> bytes:
+    """A progressive JPEG whose last scan comes again and again: each time all of it is gone through."""
+    at = made_from.rindex(b"\xff\xda")
+    return made_from[:-2] + made_from[at:-2] * times + made_from[-2:]
+
+
+def campaign_pictures(source: Path, folder: Path, rounds: int) -> dict[str, Any]:
+    """Send costly pictures from several clients; return how others fared, and the server's memory."""
+    costly, problems = bombs(), []
+    seen: Counter[str] = Counter()
+    waits: list[float] = []
+    with Server(copied(source, folder / "pictures"), folder / "watched-pictures") as server:
+
+        def attack(seed: int, seen: Counter[str]) -> None:
+            rng = random.Random(seed)
+            with server.client() as client, contextlib.suppress(httpx.HTTPError):
+                for _ in range(rounds):
+                    parts = [("images", ("a.png", rng.choice(costly))) for _ in range(6)]
+                    seen[str(client.post("/predict", files=parts).status_code)] += 1
+
+        with ThreadPoolExecutor(4) as pool, server.client() as client:
+            attackers = [pool.submit(attack, seed, seen) for seed in range(4)]
+            while not all(attacker.done() for attacker in attackers):
+                began = time.monotonic()
+                if (status := client.post("/predict", files={"images": picture(320, 240)}).status_code) != 200:
+                    problems.append(f"an ordinary picture was answered {status}")
+                waits.append(time.monotonic() - began)
+                if client.get("/healthz").status_code != 200:
+                    problems.append("no health")
+                time.sleep(0.1)
+        assert server.process
+        memory = peak_megabytes(server.process.pid)
+        with ThreadPoolExecutor(4) as pool:
+            attackers = [pool.submit(attack, 10 + seed, Counter()) for seed in range(4)]
+            time.sleep(2)
+            began = time.monotonic()
+            server.process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                server.process.wait(60)
+            ended_in = time.monotonic() - began
+            if server.alive:
+                server.kill()
+    if set(seen) - {"200", "503"}:
+        problems.append(f"costly pictures were answered {dict(seen)}")
+    if ended_in > 15:
+        problems.append(f"SIGTERM took {ended_in:.0f} s")
+    if memory and memory > 2048:
+        problems.append(f"it held {memory:.0f} MB")
+    return {
+        "file_bytes": [len(content) for content in costly],
+        "statuses": dict(sorted(seen.items())),
+        "ordinary_requests": len(waits),
+        "median_seconds": round(sorted(waits)[len(waits) // 2], 2),
+        "longest_seconds": round(max(waits), 2),
+        "peak_memory_mb": memory,
+        "sigterm_seconds": round(ended_in, 1),
+        "problems": problems,
+    }
+
+
+# Crowds
+
+
+def campaign_crowd(source: Path, folder: Path) -> dict[str, Any]:
+    """Open connections that ask nothing, half, or take nothing; return how the server fared."""
+    rows: dict[str, Any] = {}
+    problems: list[str] = []
+    request = b"GET /static/app.js HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    upload = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 67108864\r\n"
+    upload += b"Content-Type: multipart/form-data; boundary=x\r\n\r\n"
+    part = b'--x\r\nContent-Disposition: form-data; name="images"; filename="a"\r\n\r\n'
+    most = Limits()
+    whole = (part + bytes(most.image_bytes - 1000) + b"\r\n") * 2  # so that four and a bit fill the memory
+    rest = part + bytes(most.memory_bytes - 4 * len(whole) - 1000)
+    kinds = {
+        "silent": (1100, [b""]),
+        "half a request": (1100, [b"GET / HTTP/1.1\r\nHost: "]),
+        "stalled bodies": (1100, [upload + part]),
+        "stalled bodies that fill the memory": (5, [upload + whole] * 4 + [upload + rest]),
+        "deaf": (50, [request * 2000]),
+    }
+    for files in (None, 160):
+        model, watched = copied(source, folder / f"crowd-{files}"), folder / f"watched-crowd-{files}"
+        with Server(model, watched, files=files) as server:
+            for kind, (count, said) in kinds.items():
+                rows[f"{kind}, {files or 'many'} files"] = crowd(server, count, said, problems)
+            size = server.log_file.stat().st_size
+            rows[f"log, {files or 'many'} files"] = size
+            if size > 100_000:
+                problems.append(f"the log has {size} bytes")
+            if not server.alive:
+                problems.append("the server is gone")
+    return {"rounds": rows, "problems": problems}
+
+
+def crowd(server: Server, count: int, said: list[bytes], problems: list[str]) -> dict[str, Any]:
+    """Open so many connections that say something, in turns, and then wait; return how soon others are answered."""
+    place = urlsplit(server.address)
+    health: Counter[str] = Counter()
+    wires: list[socket.socket] = []
+    with contextlib.ExitStack() as stack:
+        for number in range(count):
+            wire = stack.enter_context(socket.socket())
+            wire.settimeout(2)
+            with contextlib.suppress(OSError):
+                wire.connect((place.hostname, place.port))
+                wire.sendall(said[number % len(said)])
+            wires.append(wire)
+            if number % max(1, count // 10) == 0:
+                health[str(httpx.get(f"{server.address}/healthz", timeout=20).status_code)] += 1
+        began = time.monotonic()
+        with server.client() as client:
+            until(lambda: client.post("/predict", files={"images": picture(64, 64)}).status_code == 200, 60)
+            waited = time.monotonic() - began
+            health[str(client.get("/healthz").status_code)] += 1
+    if set(health) != {"200"}:
+        problems.append(f"health: {dict(health)}")
+    if waited > 30:
+        problems.append(f"others waited {waited:.0f} s")
+    return {"connections": count, "health": dict(health), "others_wait_seconds": round(waited, 1)}
+
+
 def copied(source: Path, target: Path) -> Path:
     """Return a copy of a model without what a server left there."""
     return Path(shutil.copytree(source, target, ignore=shutil.ignore_patterns(".serve")))
@@ -578,15 +817,11 @@ def left_over(model: Path) -> list[str]:
 def main() -> int:
     """Run the campaign; return 1 if anything went wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "what",
-        nargs="*",
-        default=["requests", "kills", "disk", "files"],
-        help="requests, kills, disk, files (default: all)",
-    )
+    parser.add_argument("what", nargs="*", default=list(PARTS), help=f"{', '.join(PARTS)} (default: all)")
     parser.add_argument("--files", type=int, default=2000, help="mutations of each kind of file")
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--rounds", type=int, default=5, help="requests of each of four clients with costly pictures")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--model", type=Path, help="a saved model (default: a small one with the embedded backbone)")
     parser.add_argument("--out", type=Path, help="also write the summary here")
@@ -596,7 +831,7 @@ def main() -> int:
         found["files"] = campaign_files(options.files, options.seed)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        served = {"requests", "kills", "disk"} & set(options.what)
+        served = set(options.what) - {"files"}
         source = options.model or (demo_model(folder / "source") if served else folder)
         if "requests" in options.what:
             found["requests"] = campaign_requests(source, folder, options.requests, options.seed)
@@ -604,6 +839,12 @@ def main() -> int:
             found["kills"] = campaign_kills(source, folder, options.kills, options.seed)
         if "disk" in options.what:
             found["disk"] = campaign_disk(source, folder)
+        if "folders" in options.what:
+            found["folders"] = campaign_folders(source, folder)
+        if "pictures" in options.what:
+            found["pictures"] = campaign_pictures(source, folder, options.rounds)
+        if "crowd" in options.what:
+            found["crowd"] = campaign_crowd(source, folder)
     text = json.dumps(found, indent=2)
     sys.stdout.write(text + "\n")
     if options.out:
@@ -616,7 +857,7 @@ def main() -> int:
         or part["uploads_left"]
         for part in asked
     )
-    bad = bad or any(found[name]["problems"] for name in ("kills", "disk", "files") if name in found)
+    bad = bad or any(found[name]["problems"] for name in PARTS[1:] if name in found)
     return 1 if bad else 0
 
 

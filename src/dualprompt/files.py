@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import os
+import secrets
 import stat
 import time
 from collections.abc import Iterator
@@ -27,7 +28,8 @@ def atomic(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; on success it is flushed to disk and replaces `path`."""
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    # Nobody can foresee the name, so no link can wait there for what we write.
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
     try:
         with disk_errors(path):
             yield partial
@@ -74,7 +76,7 @@ def held(folder: Path, busy: str, seconds: float = 0.0) -> Iterator[int]:
     process that has the file open, however that one ends. A process that was given the file holds the folder as well.
     """
     with disk_errors(folder):
-        lock = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR, 0o600)
+        lock = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR | getattr(os, "O_NOFOLLOW", 0), 0o600)
     try:
         until = time.monotonic() + seconds
         while not (_given(lock) or _locked(lock)):

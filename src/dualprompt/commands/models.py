@@ -143,6 +143,8 @@ def do_learn(options: argparse.Namespace) -> None:
         option = next(iter({key: None for key in given if key != "options"} | options.overrides)).replace("_", "-")
         raise DualPromptError(f"{options.model} exists: --{option} is for a new model; leave it out, or name another")
     work = options.model.resolve().with_name(f".{options.model.resolve().name}.learning")
+    if work.is_symlink():
+        raise DualPromptError(f"{work} is a link; remove it: what is learned is kept there for a while, then deleted")
     with disk_errors(work):
         work.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:

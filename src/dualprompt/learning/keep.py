@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import logging
 import re
+import secrets
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -130,7 +131,7 @@ def write(path: Path, facts: dict[str, Any], state: State, card: str) -> None:
     refuse_other(path)
     with disk_errors(path):
         path.mkdir(parents=True, exist_ok=True)
-    drafted = path / f".weights.{id(state)}.safetensors.partial"
+    drafted = path / f".weights.{secrets.token_hex(8)}.safetensors.partial"
     try:
         checkpoint.write(drafted, state, {})
         content = sha256(drafted)

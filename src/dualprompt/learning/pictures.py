@@ -48,8 +48,7 @@ def pixels_of(image: ImageLike, side: int, interpolation: str) -> np.ndarray:
                 f"{named(image)} has {width} × {height} pixels, more than {MOST_PIXELS:,}; shrink it first"
             )
         if opened is not image:
-            # A large JPEG is decoded at a half, a quarter or an eighth of its size, still twice what is needed.
-            opened.draft(opened.mode, (2 * side, 2 * side))
+            reduce_jpeg(opened, side)
         upright = as_rgb(ImageOps.exif_transpose(opened))
         return np.array(upright.resize((side, side), Image.Resampling[interpolation.upper()]))
     except OSError as error:
@@ -57,6 +56,11 @@ def pixels_of(image: ImageLike, side: int, interpolation: str) -> np.ndarray:
         raise DualPromptError(f"{named(image)} cannot be read: {reason}") from error
     except BROKEN as error:
         raise DualPromptError(f"{named(image)} cannot be read: {DAMAGED}") from error
+
+
+def reduce_jpeg(opened: Image.Image, side: int) -> None:
+    """Let a large JPEG be decoded at a half, a quarter or an eighth of its size, still twice what is needed."""
+    opened.draft(opened.mode, (2 * side, 2 * side))
 
 
 def _opened(image: ImageLike) -> Image.Image:

@@ -38,9 +38,10 @@ def create_app(model: ServedModel, settings: Settings) -> FastAPI:
         lifespan=service.running,
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,
     )
     app.state.service = service
-    app.add_middleware(Guard, rules=settings.rules, metrics=service.metrics)
+    app.add_middleware(Guard, rules=settings.rules, metrics=service.metrics, most=settings.limits.requests)
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
 
     # The guard looks at the token, before anything of a request is read; these only tell it to readers of the schema.

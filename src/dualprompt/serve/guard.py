@@ -1,4 +1,4 @@
-"""Who may ask: checked before anything else, and what every answer carries."""
+"""Who may ask for what: checked before anything of a request is read, and what every answer carries."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ import time
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dualprompt.serve.limits import Refusal
+from dualprompt.serve.limits import Refusal, unavailable
 from dualprompt.serve.metrics import Metrics
+from dualprompt.serve.pictures import short
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; frame-ancestors 'none'; object-src 'none'",
@@ -22,7 +25,8 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
 }
-OPEN = ("/", "/healthz", "/docs", "/openapi.json")  # the page and its files say nothing of the model
+HEALTH = "/healthz"
+OPEN = ("/", HEALTH, "/docs", "/openapi.json")  # the page and its files say nothing of the model
 
 
 def is_loopback(host: str) -> bool:
@@ -46,8 +50,8 @@ class Rules:
     local: bool = True
     closed: bool = False
 
-    def check(self, method: str, path: str, headers: Headers) -> None:
-        """Refuse a request from whom it must not be taken."""
+    def check_origin(self, method: str, headers: Headers) -> None:
+        """Refuse a request that another web page had a browser send."""
         host = headers.get("host", "")
         if self.local and not is_loopback(_hostname(host)):
             # A web page whose name was made to point to this machine asks with its own name.
@@ -56,7 +60,10 @@ class Rules:
         foreign = origin is not None and urlsplit(origin).netloc != host
         if method not in ("GET", "HEAD") and (foreign or headers.get("sec-fetch-site") in ("cross-site", "same-site")):
             raise Refusal(403, "requests from other web pages are not taken")
-        changes = method not in ("GET", "HEAD", "OPTIONS") and path != "/predict"
+
+    def check_token(self, method: str, path: str, headers: Headers) -> None:
+        """Refuse a request that needs the token and does not show it."""
+        changes = method not in ("GET", "HEAD") and path != "/predict" and not path.startswith("/static/")
         if not changes and (not self.closed or path in OPEN or path.startswith("/static/")):
             return
         kind, _, shown = headers.get("authorization", "").partition(" ")
@@ -72,18 +79,50 @@ def _hostname(host: str) -> str:
         return ""
 
 
-class Guard:
-    """Applies the rules, adds headers to every answer, and counts."""
+def check_route(app: Starlette, scope: Scope) -> None:
+    """Refuse what is asked of nothing: all may know what there is, for the schema tells it."""
+    found = [(route, route.matches(scope)[0]) for route in app.routes]
+    if any(match is Match.FULL for _, match in found):
+        return
+    allowed = {method for route, match in found if match is Match.PARTIAL for method in getattr(route, "methods", ())}
+    if not allowed:
+        raise Refusal(404, f"there is nothing at {short(scope['path'])}")
+    allowed |= {"HEAD"} if "GET" in allowed else set()
+    told = ", ".join(sorted(allowed))
+    raise Refusal(405, f"{short(scope['path'])} takes only {told}", {"Allow": told})
 
-    def __init__(self, app: ASGIApp, rules: Rules, metrics: Metrics) -> None:
-        self.app, self.rules, self.metrics = app, rules, metrics
+
+class Guard:
+    """Applies the rules, adds headers to every answer, answers HEAD as GET without the body, and counts.
+
+    At most `most` requests are in hand at a time. One whose body is still on its way is not: there, the client works.
+    """
+
+    def __init__(self, app: ASGIApp, rules: Rules, metrics: Metrics, most: int) -> None:
+        self.app, self.rules, self.metrics, self.most = app, rules, metrics, most
+        self.in_hand = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        began, status = time.perf_counter(), 500
+        began, status, mine = time.perf_counter(), 500, 0
+        method, without_body = scope["method"], scope["method"] == "HEAD"
+        scope = {**scope, "method": "GET"} if without_body else scope
+
+        def take_on() -> None:
+            nonlocal mine
+            if self.in_hand >= self.most and scope["path"] != HEALTH:
+                raise unavailable("the server has enough requests in hand; try again soon")
+            mine += 1
+            self.in_hand += 1
+
+        async def receiving() -> Message:
+            message = await receive()
+            if not mine and message["type"] == "http.request" and not message.get("more_body"):
+                take_on()
+            return message
 
         async def sending(message: Message) -> None:
             nonlocal status
@@ -92,19 +131,30 @@ class Guard:
                 headers = MutableHeaders(scope=message)
                 headers.update(HEADERS)
                 headers.setdefault("Cache-Control", "no-cache" if scope["path"].startswith("/static/") else "no-store")
+            elif without_body:
+                message = {**message, "body": b""}
             await send(message)
 
         try:
-            self.rules.check(scope["method"], scope["path"], Headers(scope=scope))
+            self._check(scope)
+            if scope["method"] != "POST":
+                take_on()
         except (Refusal, ValueError) as refusal:  # ValueError: an origin that is no address
             await answer_refusal(refusal)(scope, receive, sending)
         else:
-            await self.app(scope, receive, sending)
+            await self.app(scope, receiving, sending)
         finally:
+            self.in_hand -= mine
             route = getattr(scope.get("route"), "path", "other")
-            method = scope["method"] if scope["method"] in ("GET", "HEAD", "POST", "DELETE", "OPTIONS") else "other"
+            method = method if method in ("GET", "HEAD", "POST", "DELETE", "OPTIONS") else "other"
             self.metrics.requests.labels(method, route, status).inc()
             self.metrics.seconds.labels(route).observe(time.perf_counter() - began)
+
+    def _check(self, scope: Scope) -> None:
+        headers = Headers(scope=scope)
+        self.rules.check_origin(scope["method"], headers)
+        check_route(scope["app"], scope)
+        self.rules.check_token(scope["method"], scope["path"], headers)
 
 
 def answer_refusal(refusal: Exception) -> JSONResponse:

@@ -13,14 +13,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, FiniteFloat, TypeAdapter
 
 from dualprompt.errors import DualPromptError
-from dualprompt.files import read_json, write_json
+from dualprompt.files import write_json
 from dualprompt.serve.limits import Limits, Refusal, busy
 from dualprompt.serve.model import ServedModel
-from dualprompt.serve.pictures import Picture, remove, short
-from dualprompt.serve.teach import LEARNED, LESSON
+from dualprompt.serve.pictures import Picture, short
+from dualprompt.serve.places import LAST_JOB, JobFolders, read_record
+from dualprompt.serve.teach import LEARNED, LEARNED_KIND, LESSON, Lesson
 
 State = Literal["queued", "running", "done", "failed"]
 KEPT = 100
@@ -32,15 +35,15 @@ log = logging.getLogger("dualprompt.serve")
 class Job:
     """One task to learn, from the upload until it is learned or has failed."""
 
-    id: int
+    id: Annotated[int, Field(ge=1, le=LAST_JOB)]
     name: str | None
     classes: list[str]
     images: int
     state: State = "queued"
-    progress: float = 0.0
+    progress: FiniteFloat = 0.0
     message: str = ""
-    loss: float | None = None
-    seconds: float = 0.0
+    loss: FiniteFloat | None = None
+    seconds: FiniteFloat = 0.0
     error: str | None = None
     task: int | None = None  # the learned task's id
     attempts: int = 0
@@ -51,12 +54,23 @@ class Job:
         return asdict(self)
 
 
+@dataclass
+class _Record:
+    """What is on record of all jobs."""
+
+    next: Annotated[int, Field(ge=1, le=LAST_JOB)]
+    jobs: list[Job]
+
+
+_RECORD = TypeAdapter(_Record)
+
+
 class Jobs:
     """The queue of jobs of one model. `switched` is awaited when a job has saved a new model."""
 
     def __init__(self, model: ServedModel, limits: Limits, switched: Callable[[], Awaitable[None]]) -> None:
         self.model, self.limits, self.switched = model, limits, switched
-        self.folder = model.work / "jobs"
+        self.folders = JobFolders(model.work / "jobs")
         self.file = model.work / "jobs.json"
         self.jobs: dict[int, Job] = {}
         self.changing = asyncio.Lock()  # held by whatever is changing the model
@@ -84,25 +98,22 @@ class Jobs:
         waiting = self._uploading + self.count("queued") + self.count("running")
         if waiting >= self.limits.queued_jobs:
             raise busy(f"{waiting} tasks wait to be learned already; try again when one is done", 30)
-        folder = self.folder / f"{self._next:06}"
+        number = self._next
         self._next += 1
         self._uploading += 1
         try:
-            remove(folder)
-            (folder / "images").mkdir(parents=True)
-            yield folder
+            yield self.folders.make(number)
         finally:
             self._uploading -= 1
-            if int(folder.name) not in self.jobs:
-                remove(folder)
+            if number not in self.jobs:
+                self.folders.remove(number)
 
     def add(self, folder: Path, pictures: list[Picture], name: str | None, epochs: int | None, again: bool) -> Job:
         """Queue the learning of pictures that lie in `folder/images`."""
         classes: dict[str, list[tuple[str, str]]] = {}
         for picture in pictures:
             classes.setdefault(picture.label, []).append((picture.path.name, short(picture.name)))
-        lesson = {"name": name, "epochs": epochs, "again": again, "pictures": classes}
-        write_json(folder / LESSON, lesson)
+        write_json(folder / LESSON, asdict(Lesson(name, epochs, again, classes)))
         job = Job(int(folder.name), name, sorted(classes), len(pictures))
         self.jobs[job.id] = job
         try:
@@ -138,18 +149,18 @@ class Jobs:
     def _recover(self) -> None:
         if self.file.exists():
             try:
-                found = read_json(self.file, "next", "jobs")
-                self.jobs = {job["id"]: Job(**job) for job in found["jobs"]}
-                self._next = int(found["next"])
-            except (DualPromptError, TypeError, KeyError, ValueError):
-                log.warning("%s is damaged; its jobs are forgotten", self.file)
+                found = read_record(self.file, _RECORD)
+                self.jobs = {job.id: job for job in found.jobs}
+                self._next = found.next
+            except DualPromptError as problem:
+                log.warning("%s; its jobs are forgotten", problem)
         for job in list(self.jobs.values()):
             if job.state in ("queued", "running"):
                 self._take_up(job)
-        kept = {f"{job.id:06}" for job in self.jobs.values() if job.state == "queued"}
-        for folder in self.folder.glob("*"):
-            if folder.name not in kept:
-                remove(folder)
+        kept = {job.id for job in self.jobs.values() if job.state == "queued"}
+        for number in self.folders.numbers():
+            if number not in kept:
+                self.folders.remove(number)
         self._next = max([self._next, *(job + 1 for job in self.jobs)])
         self._save()
         # Commands may have made it forget while no server ran.
@@ -158,7 +169,7 @@ class Jobs:
         self.forget({label for job in done for label in job.classes} - set(self.model.learner.classes), tasks)
 
     def _take_up(self, job: Job) -> None:
-        folder = self.folder / f"{job.id:06}"
+        folder = self.folders.of(job.id)
         if self._learned(job):
             self._finish(job)
         elif job.attempts >= ATTEMPTS:
@@ -170,12 +181,16 @@ class Jobs:
 
     def _learned(self, job: Job) -> bool:
         """Return whether the saved model already has what a job learned."""
-        mark = self.folder / f"{job.id:06}" / LEARNED
+        mark = self.folders.of(job.id) / LEARNED
         if not mark.exists():
             return False
-        found = read_json(mark, "id", "learned")
-        task = next((task for task in self.model.learner.tasks if task.id == found["id"]), None)
-        if task is None or task.learned != found["learned"]:
+        try:
+            found = read_record(mark, LEARNED_KIND)
+        except DualPromptError as problem:
+            log.warning("%s", problem)
+            return False
+        task = next((task for task in self.model.learner.tasks if task.id == found.id), None)
+        if task is None or task.learned != found.learned:
             return False
         job.task = task.id
         return True
@@ -201,7 +216,7 @@ class Jobs:
             self._save()
             error = await self._teach(job, began)
             code = self._process.returncode if self._process else None
-            if code == 0 or (self.folder / f"{job.id:06}" / LEARNED).exists():
+            if code == 0 or (self.folders.of(job.id) / LEARNED).exists():
                 await self.switched()
                 if self._learned(job):
                     error = None
@@ -218,7 +233,7 @@ class Jobs:
     async def _teach(self, job: Job, began: float) -> str | None:
         """Run the process that learns; return what went wrong."""
         told: str | None = None
-        places = [str(self.model.path), str(self.folder / f"{job.id:06}")]
+        places = [str(self.model.path), str(self.folders.of(job.id))]
         command = [sys.executable, "-m", "dualprompt.serve.teach", *places]
         pipe = asyncio.subprocess.PIPE
         process = self._process = await asyncio.create_subprocess_exec(
@@ -259,7 +274,7 @@ class Jobs:
             del self.jobs[old]
         self._cancelled.discard(job.id)
         self._try_to_save()
-        remove(self.folder / f"{job.id:06}")  # only now: what was learned is judged by what lies there
+        self.folders.remove(job.id)  # only now: what was learned is judged by what lies there
 
     def _try_to_save(self) -> None:
         try:

@@ -15,10 +15,11 @@ import torch
 
 from dualprompt import __version__
 from dualprompt.errors import DualPromptError
-from dualprompt.files import digest, disk_errors, read_json
+from dualprompt.files import digest, read_json
 from dualprompt.learner import Answer, ContinualLearner
 from dualprompt.learning import keep
 from dualprompt.learning.names import Kind
+from dualprompt.serve.places import make_own
 
 LOCK_SECONDS = 15.0
 
@@ -50,8 +51,7 @@ class ServedModel:
         self._held = contextlib.ExitStack()
         self._lock = self._hold(waiting)
         with self._held:  # given back if anything goes wrong from here on
-            with disk_errors(self.work):
-                self.work.mkdir(exist_ok=True)
+            make_own(self.work)
             self._loaded = self._load()  # only now: whoever held the lock may have saved a new one
             self._held = self._held.pop_all()
 

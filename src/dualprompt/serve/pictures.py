@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import io
-import shutil
 import stat
 import struct
 import zipfile
@@ -12,15 +11,19 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+from typing import BinaryIO, TypeGuard
 
 from PIL import Image
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.TiffImagePlugin import ROWSPERSTRIP, TiffImageFile
 
 from dualprompt.data.cache import FORMATS
 from dualprompt.data.folder import EXTENSIONS
 from dualprompt.serve.limits import MEGABYTE, Limits, Refusal
 
 DIRECTORY_BYTES = 16 * MEGABYTE
+TILEWIDTH, TILELENGTH = 322, 323  # of TIFF
+ALL_ROWS = 2**32 - 1  # lie in one strip
 PART_CHARACTERS, PATH_CHARACTERS = 255, 1024  # more than file systems and people need
 END_OF_DIRECTORY = b"PK\x05\x06"
 ZIP64_RECORD, ZIP64_LOCATOR = b"PK\x06\x06", b"PK\x06\x07"
@@ -38,21 +41,38 @@ class Picture:
     path: Path
 
 
-def open_picture(source: bytes | Path, name: str, limits: Limits) -> Image.Image:
+def open_picture(source: bytes | BinaryIO | Path, name: str, limits: Limits) -> Image.Image:
     """Return the opened, not yet decoded picture; refuse what is none and what would be too large decoded."""
     try:
         picture = Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS)
-        width, height = picture.size
+        width, height = extent(picture)
     except Image.DecompressionBombError:
         raise Refusal(413, f"the image '{short(name)}' has more than {limits.image_pixels} pixels") from None
     except Exception:  # noqa: BLE001 (decoders raise all sorts of things on hostile bytes)
         known = "JPEG, PNG, WebP, GIF, BMP, TIFF or PPM"
         raise Refusal(422, f"'{short(name)}' is not an image that can be read ({known})") from None
-    if width * height > limits.image_pixels:
+    most = limits.image_pixels if is_jpeg(picture) else min(limits.image_pixels, limits.decoded_pixels)
+    if width * height > most:
         picture.close()
-        text = f"the image '{short(name)}' has {width} x {height} pixels; at most {limits.image_pixels} are taken"
+        only = "" if most == limits.image_pixels else " of formats other than JPEG, which is decoded at a smaller size"
+        text = f"the image '{short(name)}' has {width} x {height} pixels; at most {most} are taken{only}"
         raise Refusal(413, text)
     return picture
+
+
+def extent(picture: Image.Image) -> tuple[int, int]:
+    """Return the width and height that a picture's decoder holds: a TIFF may be cut into pieces larger than itself."""
+    width, height = picture.size
+    if isinstance(picture, TiffImageFile):
+        pieces = {tag: int(picture.tag_v2.get(tag, 0)) for tag in (TILEWIDTH, TILELENGTH, ROWSPERSTRIP)}
+        rows = 0 if pieces[ROWSPERSTRIP] == ALL_ROWS else pieces[ROWSPERSTRIP]
+        width, height = max(width, pieces[TILEWIDTH]), max(height, pieces[TILELENGTH], rows)
+    return width, height
+
+
+def is_jpeg(picture: Image.Image) -> TypeGuard[JpegImageFile]:
+    """Return whether a picture is a JPEG, or one of several in a file, as some cameras write them."""
+    return isinstance(picture, JpegImageFile)
 
 
 def check_label(label: str, limits: Limits) -> str:
@@ -157,7 +177,7 @@ def _check_entry(entry: zipfile.ZipInfo, limits: Limits) -> None:
         raise Refusal(422, f"the archive's entry '{name}' is compressed in a way other than deflate")
     if is_picture(entry.filename) and entry.file_size > limits.image_bytes:
         raise Refusal(413, f"the image '{name}' has more than {limits.image_bytes} bytes")
-    if entry.file_size > MEGABYTE and entry.file_size > limits.archive_ratio * entry.compress_size:
+    if entry.file_size > limits.archive_ratio * entry.compress_size:
         raise Refusal(413, f"the archive's entry '{name}' grows more than {limits.archive_ratio:.0f}-fold")
 
 
@@ -186,8 +206,3 @@ def short(name: str) -> str:
     """Return a sender's name for something as an answer or a record may show it."""
     shown = "".join(letter if letter.isprintable() else "?" for letter in name)
     return shown if len(shown) <= 80 else f"{shown[:77]}..."
-
-
-def remove(folder: Path) -> None:
-    """Delete a folder and everything in it."""
-    shutil.rmtree(folder, ignore_errors=True)

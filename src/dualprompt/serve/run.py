@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import uvicorn
+from fastapi import FastAPI
 
 from dualprompt.errors import DualPromptError
 from dualprompt.serve.app import create_app
@@ -18,10 +19,11 @@ from dualprompt.serve.guard import Rules, is_loopback
 from dualprompt.serve.limits import Limits
 from dualprompt.serve.model import ServedModel
 from dualprompt.serve.service import Settings
+from dualprompt.serve.wire import ACCEPTED_AT_ONCE, connection_class, log_sparingly, within_files
 
 TOKEN = "DUALPROMPT_TOKEN"
 SHORTEST_TOKEN = 16
-CONNECTIONS = 1000
+BACKLOG = 1024
 
 
 def rules_for(host: str, token: str | None) -> Rules:
@@ -54,7 +56,7 @@ def serve(
 
     `started` hears its address, and the token it made; `waiting` hears it when somebody else still holds the model.
     """
-    rules = rules_for(host, token)
+    rules, limits = rules_for(host, token), within_files(limits or Limits())
     # What clients send wrong is told to them; it must not fill our log too.
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="PIL")
@@ -69,29 +71,42 @@ def serve(
     bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     with bound:
         model = ServedModel(path, device, waiting)
-        app = create_app(model, Settings(rules, limits or Limits(), largest_batch))
+        app = create_app(model, Settings(rules, limits, largest_batch))
         shown = f"[{host}]" if ":" in host else host
         address = f"http://{shown}:{bound.getsockname()[1]}"
-        config = uvicorn.Config(
-            app,
-            log_level="error",
-            access_log=False,
-            server_header=False,
-            limit_concurrency=CONNECTIONS,
-            timeout_graceful_shutdown=5,
-        )
-        server = _Server(config)
+        server = server_of(app, limits)
         server.started_at = lambda: started(address, None if rules.closed else rules.token)
         server.run(sockets=[bound])
 
 
-class _Server(uvicorn.Server):
+def server_of(app: FastAPI, limits: Limits) -> Server:
+    """Return a server that is ready to run an application on bound sockets."""
+    config = uvicorn.Config(
+        app,
+        log_level="error",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        http=connection_class(limits),
+        ws="none",
+        h11_max_incomplete_event_size=limits.header_bytes,
+        timeout_keep_alive=limits.idle_seconds,
+        timeout_graceful_shutdown=5,
+        backlog=ACCEPTED_AT_ONCE,  # asyncio accepts as many at once as may wait to be accepted
+    )
+    log_sparingly()
+    return Server(config)
+
+
+class Server(uvicorn.Server):
     """Says when it answers."""
 
-    started_at: Callable[[], None]
+    started_at: Callable[[], None] = staticmethod(lambda: None)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, then say so."""
         await super().startup(sockets)
+        for bound in sockets or ():
+            bound.listen(BACKLOG)  # to the system alone; asyncio still accepts few at once
         if self.started:
             self.started_at()

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from starlette.requests import Request
@@ -17,16 +16,18 @@ from starlette.requests import Request
 from dualprompt.learner import ContinualLearner
 from dualprompt.learning.names import Kind
 from dualprompt.serve.batching import Batcher
+from dualprompt.serve.decoding import Decoders
 from dualprompt.serve.guard import Rules
 from dualprompt.serve.jobs import Job, Jobs
 from dualprompt.serve.limits import Limits, Refusal, busy
 from dualprompt.serve.metrics import Metrics
 from dualprompt.serve.model import ServedModel, Versioned
 from dualprompt.serve.pictures import Picture, check_label, open_picture, split_names, unpack
-from dualprompt.serve.uploads import Part, read
+from dualprompt.serve.uploads import Allowance, Part, read
 
 YES, NO = ("true", "1", "on", "yes"), ("false", "0", "off", "no", "")
-DECODERS = 2
+
+Done = TypeVar("Done")
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Service:
         self.jobs = Jobs(model, settings.limits, self.switched)
         self.metrics.queue.set_function(lambda: len(self.batcher))
         self.metrics.watch(model, self.jobs)
-        self._decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="decode")
+        self.decoders = Decoders(settings.limits)
         self._held = 0  # bytes of requests in memory
 
     @asynccontextmanager
@@ -66,9 +67,9 @@ class Service:
         try:
             yield
         finally:
+            self.decoders.stop()
             await self.jobs.stop()
             await self.batcher.stop()
-            self._decoders.shutdown(wait=True)
             self.model.close()
 
     async def switched(self) -> None:
@@ -97,42 +98,33 @@ class Service:
                 raise Refusal(413, f"at most {self.limits.predict_images} images are taken at once")
 
         images = 0
+        allowed = Allowance(self.limits.predict_bytes, self.limits.predict_body_seconds)
         try:
-            parts = await read(request, self.limits, self.limits.predict_bytes, set(), sink, count)
+            parts = await read(request, self.limits, allowed, set(), sink, count)
             if not parts:
                 raise Refusal(422, "send at least one file in the field 'images'")
-            pixels = await self._decoded(parts)
-        finally:
-            self._held -= mine
-        try:
             async with asyncio.timeout(self.limits.predict_seconds):
-                answers = await asyncio.gather(*(self.batcher.ask(each, top_k) for each in pixels))
+                return await while_here(request, self._answers(parts, top_k))
         except TimeoutError:
             raise busy("the server is too busy to answer in time; try again soon", 5) from None
-        return [
-            answer.to_dict() | {"path": part.filename, "version": version}
-            for part, (answer, version) in zip(parts, answers, strict=True)
-        ]
+        finally:
+            self._held -= mine
 
-    async def _decoded(self, parts: list[Part]) -> list[np.ndarray]:
-        loop = asyncio.get_running_loop()
+    async def _answers(self, parts: list[Part], top_k: int) -> list[dict[str, Any]]:
+        """Return an answer for each picture; of several, those that cannot be read are answered with their error."""
         with self.batcher.expect(len(parts)):
-            jobs = [loop.run_in_executor(self._decoders, self._decode, part) for part in parts]
-            found = await asyncio.gather(*jobs, return_exceptions=True)
-        pixels = []
-        for each in found:
-            if isinstance(each, BaseException):
-                raise each
-            pixels.append(each)
-        return pixels
+            named = [(part.filename or "image", part.take()) for part in parts]
+            pixels = await self.decoders.decode(named, self.model.learner)
+        if len(pixels) == 1 and isinstance(pixels[0], Refusal):
+            raise pixels[0]
 
-    def _decode(self, part: Part) -> np.ndarray:
-        name = part.filename or "image"
-        open_picture(part.data, name, self.limits).close()
-        try:
-            return self.model.learner.pixels(part.data)
-        except Exception:  # noqa: BLE001 (decoders raise all sorts of things on hostile bytes)
-            raise Refusal(422, f"the image '{name[:80]}' is truncated or damaged") from None
+        async def answer(part: Part, found: np.ndarray | Refusal) -> dict[str, Any]:
+            if isinstance(found, Refusal):
+                return {"path": part.filename, "error": found.message, "status": found.status}
+            answer, version = await self.batcher.ask(found, top_k)
+            return answer.to_dict() | {"path": part.filename, "version": version}
+
+        return await asyncio.gather(*map(answer, parts, pixels))
 
     async def teach(self, request: Request) -> Job:
         """Take pictures of new classes and queue their learning."""
@@ -154,7 +146,8 @@ class Service:
                 return images / f"{count:06}{suffix(filename)}"
 
             fields = {"name", "epochs", "again"}
-            parts = await read(request, self.limits, self.limits.teach_bytes, fields, sink)
+            allowed = Allowance(self.limits.teach_bytes, self.limits.teach_body_seconds)
+            parts = await read(request, self.limits, allowed, fields, sink)
             values = {part.field: part.text.strip() for part in parts if part.filename is None}
             name = check_label(values["name"], self.limits) if values.get("name") else None
             epochs, again = self._epochs(values.get("epochs", "")), as_bool(values.get("again", ""))
@@ -167,7 +160,8 @@ class Service:
     def _epochs(self, text: str) -> int | None:
         if not text:
             return None
-        if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= self.limits.epochs):
+        few = text.isascii() and text.isdecimal() and len(text) < 10  # of thousands of digits int makes nothing
+        if not (few and 1 <= int(text) <= self.limits.epochs):
             raise Refusal(422, f"epochs takes a number from 1 to {self.limits.epochs}, found '{text[:20]}'")
         return int(text)
 
@@ -217,6 +211,25 @@ class Service:
             finally:
                 (names, tasks), (names_left, tasks_left) = _known(before), _known(self.model.learner)
                 self.jobs.forget(names - names_left, tasks - tasks_left)
+
+
+async def while_here(request: Request, work: Coroutine[Any, Any, Done]) -> Done:
+    """Return what comes of some work; drop it as soon as whoever asked has left. The request must have been read."""
+    doing, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_left(request))
+    try:
+        await asyncio.wait((doing, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not doing.done():
+            raise Refusal(400, "the client has left")
+        return doing.result()
+    finally:
+        for task in (doing, leaving):
+            task.cancel()
+        await asyncio.gather(doing, leaving, return_exceptions=True)
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def _known(learner: ContinualLearner) -> tuple[set[str], set[int]]:

@@ -15,12 +15,16 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Annotated, Any, TextIO
+
+from pydantic import Field, TypeAdapter
 
 from dualprompt.errors import DualPromptError
-from dualprompt.files import read_json, write_json
+from dualprompt.files import write_json
 from dualprompt.progress import Bar, Progress
+from dualprompt.serve.places import read_record
 
 LEARNED = "learned.json"
 LESSON = "lesson.json"
@@ -34,6 +38,29 @@ SPANS = {
 TRAINING = (0.3, 0.9)
 SECONDS_BETWEEN = 0.2
 TEXT_CHARACTERS = 2000  # the server reads lines of at most 64 KiB
+
+OwnName = Annotated[str, Field(pattern=r"^[0-9]{6}\.[a-z0-9]{1,5}$")]  # no picture is read from anywhere else
+
+
+@dataclass
+class Lesson:
+    """What a job is to learn: for each class our names of its pictures' files, and the sender's."""
+
+    name: str | None
+    epochs: Annotated[int, Field(ge=1)] | None
+    again: bool
+    pictures: dict[str, list[tuple[OwnName, str]]]
+
+
+@dataclass
+class Learned:
+    """The task that a job has learned, and when."""
+
+    id: int
+    learned: str
+
+
+LESSON_KIND, LEARNED_KIND = TypeAdapter(Lesson), TypeAdapter(Learned)
 
 
 class Reporter(Progress):
@@ -91,13 +118,13 @@ def teach(model: Path, job: Path, reporter: Reporter) -> None:
     from dualprompt.learner import ContinualLearner
 
     torch.set_num_threads(max(1, (os.cpu_count() or 2) - 1))
-    lesson = read_json(job / LESSON, "name", "epochs", "again", "pictures")
-    names = {str(job / "images" / file): name for pictures in lesson["pictures"].values() for file, name in pictures}
-    data = {label: [job / "images" / file for file, _ in pictures] for label, pictures in lesson["pictures"].items()}
+    lesson = read_record(job / LESSON, LESSON_KIND)
+    names = {str(job / "images" / file): name for pictures in lesson.pictures.values() for file, name in pictures}
+    data = {label: [job / "images" / file for file, _ in pictures] for label, pictures in lesson.pictures.items()}
     try:
         learner = ContinualLearner.load(model)
-        epochs, again = lesson["epochs"], lesson["again"]
-        task = learner.learn(data, lesson["name"], epochs=epochs, again=again, progress=reporter, work=job / "work")
+        epochs, again = lesson.epochs, lesson.again
+        task = learner.learn(data, lesson.name, epochs=epochs, again=again, progress=reporter, work=job / "work")
     except DualPromptError as error:  # senders know their own names for the pictures, not ours
         message = str(error)
         for path, name in names.items():
@@ -105,7 +132,7 @@ def teach(model: Path, job: Path, reporter: Reporter) -> None:
         raise DualPromptError(message) from error
     reporter.tell(progress=0.99, message="saving the model")
     # Whoever finds this job after a crash sees by it whether the saved model already has what it learned.
-    write_json(job / LEARNED, {"id": task.id, "learned": task.learned})
+    write_json(job / LEARNED, asdict(Learned(task.id, task.learned)))
     learner.save(model, held=True)  # by the server, whose lock we inherited
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,9 +20,19 @@ from dualprompt.serve.limits import Limits, Refusal
 from dualprompt.serve.pictures import short
 
 FIELD_BYTES = 10_000
+PART_HEADERS, HEADER_BYTES = 16, 8 * 1024
 DRAINED_BYTES = 32 * 1024 * 1024
+PIECE_BYTES = 16 * 1024  # parsed at a time, between which others have their turn: it may begin hundreds of parts
 
 Sink = Callable[[str, str], Path | None]  # (field, file name) → the file to write, or None for memory; may refuse
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """What a request may take: so many bytes, in so many seconds."""
+
+    bytes: int
+    seconds: float
 
 
 class Part:
@@ -36,37 +47,60 @@ class Part:
         assert isinstance(self.content, bytearray)
         return self.content.decode("utf-8", "replace")
 
-    @property
-    def data(self) -> bytes:
-        """The bytes of a part that is kept in memory."""
+    def take(self) -> bytes:
+        """Return the bytes of a part that is kept in memory, which it holds no longer."""
         assert isinstance(self.content, bytearray)
-        return bytes(self.content)
+        taken = bytes(self.content)
+        self.content.clear()
+        return taken
 
 
 async def read(
     request: Request,
     limits: Limits,
-    most: int,
+    allowed: Allowance,
     fields: set[str],
     sink: Sink,
     count: Callable[[int], None] | None = None,
 ) -> list[Part]:
-    """Return the parts of a multipart request of at most `most` bytes.
+    """Return the parts of a multipart request that keeps to what is allowed.
 
     `fields` names the parts that may come without a file. `count` hears how many bytes arrived, each time, and may
     refuse. On a refusal the rest of a not too long request is read and dropped, so that its sender sees the answer.
     """
     stream = request.stream()
     try:
-        async with asyncio.timeout(limits.body_seconds):
-            return await _parse(request, stream, limits, most, fields, sink, count)
+        async with asyncio.timeout(allowed.seconds):
+            return await _parse(request, _flowing(stream, limits), limits, allowed.bytes, fields, sink, count)
     except TimeoutError:
-        raise Refusal(408, f"the request took longer than {limits.body_seconds:.0f} s to arrive") from None
+        raise Refusal(408, f"the request took longer than {allowed.seconds:.0f} s to arrive") from None
     except ClientDisconnect:
         raise Refusal(400, "the request ended early") from None
-    except Refusal:
-        await _drain(stream)
+    except Refusal as refusal:
+        if refusal.status != 408:  # who is slow has had its time
+            await _drain(stream)
         raise
+
+
+async def _flowing(stream: AsyncIterator[bytes], limits: Limits) -> AsyncIterator[bytes]:
+    """Yield what arrives; refuse a sender who stalls, or who trickles: what it has sent takes our memory meanwhile."""
+    now = asyncio.get_running_loop().time
+    slow = Refusal(408, f"the request came too slowly; at least {limits.body_rate} bytes a second must arrive")
+    since, arrived = now(), 0
+    while True:
+        try:
+            async with asyncio.timeout(limits.stall_seconds):
+                chunk = await anext(stream, None)
+        except TimeoutError:
+            raise slow from None
+        if chunk is None:
+            return
+        arrived += len(chunk)
+        if (passed := now() - since) > limits.stall_seconds:
+            if arrived < limits.body_rate * passed:
+                raise slow
+            since, arrived = now(), 0
+        yield chunk
 
 
 async def _parse(
@@ -94,8 +128,9 @@ async def _parse(
                 raise Refusal(413, f"the request has more than {most} bytes")
             if count:
                 count(len(chunk))
-            if chunk:
-                parser.write(chunk)
+            for start in range(0, len(chunk), PIECE_BYTES):
+                parser.write(chunk[start : start + PIECE_BYTES])
+                await asyncio.sleep(0)
         parser.finalize()
     except FormParserError as error:
         raise Refusal(400, f"the multipart request is malformed ({error})") from None
@@ -148,13 +183,21 @@ class _Assembler:
 
     def _field(self, data: bytes, start: int, end: int) -> None:
         self._name += data[start:end]
+        self._check_header()
 
     def _more_value(self, data: bytes, start: int, end: int) -> None:
         self._value += data[start:end]
+        self._check_header()
+
+    def _check_header(self) -> None:
+        if len(self._name) + len(self._value) > HEADER_BYTES:
+            raise Refusal(400, f"a header of a part of the request is longer than {HEADER_BYTES} bytes")
 
     def _header(self) -> None:
         self._headers[self._name.lower()] = self._value
         self._name = self._value = b""
+        if len(self._headers) > PART_HEADERS:
+            raise Refusal(400, f"a part of the request has more than {PART_HEADERS} headers")
 
     def _begin(self) -> None:
         _, options = parse_options_header(self._headers.get(b"content-disposition"))

@@ -50,7 +50,7 @@ class Member:
 
 
 class _MemberRecord(Record):
-    folder: Annotated[str, Field(pattern="^[A-Za-z0-9._/-]{1,200}$")]  # ".", "baseline", "seed-3/baseline"
+    folder: Annotated[str, Field(pattern=r"^[\w.+=~/-]{1,200}$")]  # ".", "baseline", "seed-3/der++"
     config: dict[str, Any]
     line: str | None = None  # as --methods said it
 
