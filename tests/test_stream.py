@@ -185,6 +185,17 @@ def test_validation_is_the_same_for_every_seed_and_order():
     assert len(places) > 1  # not the same places in every class
 
 
+def test_test_per_class_takes_the_first_test_images_and_no_others():
+    whole, little = stream(tasks=3), stream(tasks=3, test_per_class=1)
+    assert whole.fingerprint != little.fingerprint
+    for full, few in zip(whole.tasks, little.tasks, strict=True):
+        assert torch.equal(few.train.indices, full.train.indices)
+        for label in full.test.labels.unique():
+            mine = full.test.indices[full.test.labels == label]
+            assert len(mine) > 1
+            assert torch.equal(few.test.indices[few.test.labels == label], mine[:1])
+
+
 def test_train_per_class_takes_the_first_after_the_validation_split():
     whole = stream(tasks=3, validation=0.4)
     first = stream(tasks=3, validation=0.4, train_per_class=2)

@@ -53,6 +53,7 @@ class BenchmarkConfig(Strict):
     validation: float = Field(default=0.0, ge=0, lt=1, description="share of each class's training images held out")
     evaluate_on: Literal["test", "validation"] = Field(default="test", description="split that evaluation reads")
     train_per_class: int | None = Field(default=None, ge=1, description="use only the first N training images a class")
+    test_per_class: int | None = Field(default=None, ge=1, description="use only the first N test images a class")
     test_share: float = Field(default=0.2, gt=0, lt=1, description="test share of a folder without train/ and test/")
     skip_bad: bool = Field(default=False, description="leave out unreadable images (counted) instead of refusing")
 

@@ -103,6 +103,9 @@ def add(commands: Commands) -> None:
     table.add_argument(
         "--format", choices=("text", "markdown", "latex", "csv"), help="default: by --out's name, or text"
     )
+    table.add_argument(
+        "--stored", action="store_true", help="run nothing: show the seeds of each line that are finished already"
+    )
     table.add_argument("--out", type=Path, help="also write the table to this file")
     add_publish(table)
     add_store(table)
@@ -195,7 +198,7 @@ def do_table(options: argparse.Namespace) -> None:
     seeds = main_table.Seeds(options.seeds, options.seeds_finetune)
     root = options.runs or runs_root()
     with Terminal() as terminal, workers(options) as jobs:
-        rows = main_table.rows(options.benchmark, lines, seeds, root, terminal, jobs)
+        rows = main_table.rows(options.benchmark, lines, seeds, root, terminal, jobs, options.stored)
     reference = next((row for row in rows if row.line is against), None)
     sheet = main_table.sheet(rows, reference)
     suffix = options.out.suffix if options.out else ""

@@ -247,7 +247,7 @@ def _task(index: int, first_class: int, plan: _Plan, train: _Pool, test: _Pool, 
         learned, held_out = _hold_out(train.rows(member, name, "training"), config.validation, name)
         rows["train"].append(learned[: config.train_per_class])
         rows["validation"].append(held_out)
-        rows["test"].append(test.rows(member, name, "test"))
+        rows["test"].append(test.rows(member, name, "test")[: config.test_per_class])
     if config.evaluate_on == "validation" and not any(len(each) for each in rows["validation"]):
         raise DualPromptError(
             f"task {index + 1} has no validation images: its classes have a single training image each"

@@ -15,7 +15,7 @@ from dualprompt.metrics import mean_and_deviation
 from dualprompt.progress import SILENT, Progress
 from dualprompt.studies import paper
 from dualprompt.studies.sheet import Column, Sheet
-from dualprompt.studies.store import Obtained, Workers, obtain
+from dualprompt.studies.store import Obtained, Workers, finished, obtain
 from dualprompt.studies.tables import ABSENT, explained, over_seeds, plus_minus
 from dualprompt.studies.verdict import RULE, Difference, decide, paired
 
@@ -185,15 +185,28 @@ class Seeds:
 
 
 def rows(
-    preset: str, lines: Sequence[Line], seeds: Seeds, root: Path, progress: Progress = SILENT, jobs: int | Workers = 1
+    preset: str,
+    lines: Sequence[Line],
+    seeds: Seeds,
+    root: Path,
+    progress: Progress = SILENT,
+    jobs: int | Workers = 1,
+    stored: bool = False,
 ) -> list[Row]:
-    """Run or reuse what each line needs. Seed after seed, so that methods share the images of one class order."""
+    """Run or reuse what each line needs. Seed after seed, so that methods share the images of one class order.
+
+    With `stored` nothing is run: a line has the seeds that are finished below `root`, and is left out if it has none.
+    """
     seeds.check()
     asked = [(n, line) for n in range(max(map(seeds.of, lines))) for line in lines if n < seeds.of(line)]
     configs = [line.config.model_copy(update={"seed": line.config.seed + n}) for n, line in asked]
-    found = list(zip((line for _, line in asked), obtain(configs, root, progress, jobs), strict=True))
+    got = finished(configs, root, progress) if stored else obtain(configs, root, progress, jobs)
+    found = [(line, each) for (_, line), each in zip(asked, got, strict=True) if each is not None]
+    if not found:
+        raise DualPromptError(f"none of the {len(configs)} runs is finished in {root}; leave --stored out to run them")
     published = paper.TABLES.get(_benchmark(preset), {})
-    return [Row(line, tuple(got for own, got in found if own is line), _papers(published, line)) for line in lines]
+    table = [Row(line, tuple(run for own, run in found if own is line), _papers(published, line)) for line in lines]
+    return [row for row in table if row.obtained]
 
 
 def _papers(published: paper.Table, line: Line) -> paper.Published | None:

@@ -96,6 +96,13 @@ def obtain(
     return [every[each.run.folder] for each in asked]
 
 
+def finished(configs: Sequence[RunConfig], root: Path, progress: Progress = SILENT) -> list[Obtained | None]:
+    """Return the run of every config that is finished below `root`, and None for the others; nothing is run."""
+    identities = _Identities(progress)
+    asked = [_asked(config, root, identities) for config in configs]
+    return [each if each.run.finished else None for each in asked]
+
+
 def complain(found: Sequence[Obtained]) -> None:
     """Raise an error that names the runs without a result, if there are any."""
     runs = {each.run.folder: each for each in found}

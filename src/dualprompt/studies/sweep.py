@@ -27,7 +27,8 @@ from dualprompt.training.run import config_digest
 BUDGET = 4
 BEYOND = 3  # tries beyond its grid that a method has at most, where its best is at the edge
 VALIDATION = 0.2
-REGIME = ("dataset", "tasks", "class_order", "train_per_class", "test_share")  # what a table's images depend on
+# What a table's images depend on.
+REGIME = ("dataset", "tasks", "class_order", "train_per_class", "test_per_class", "test_share")
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,7 @@ from dualprompt.training.checkpoint import Checkpoints, State
 CIRCUMSTANCES = {"device", "devices", "nodes", "checkpoint", "compile", "track"}
 # Options that came later: at these values a run is what it was before they existed, and keeps its identity.
 ADDED: dict[str, dict[str, Any]] = {
+    "benchmark": {"test_per_class": None},
     "train": {"optimiser": "adam", "schedule": "constant", "weight_decay": 0.0},
     "method": {
         "head_lr": None,
