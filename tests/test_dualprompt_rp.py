@@ -90,7 +90,7 @@ def test_the_shared_prompts_find_the_task_and_its_own_name_the_class(reads: str)
         hidden = np.maximum(np.concatenate(training) @ drawn, 0)
         return np.maximum(tested @ drawn, 0) @ ridge(hidden, np.concatenate(labels), 9, 0.003)
 
-    by_shared = scores(method.task_head, shared, feature(vit, method, tests, first, reads != "class"))
+    by_shared = scores(method.by_shared, shared, feature(vit, method, tests, first, reads != "class"))
     selected = by_shared.argmax(axis=1) // CLASSES
     assert len(set(selected)) > 1
     assert found.selected is not None
@@ -101,7 +101,7 @@ def test_the_shared_prompts_find_the_task_and_its_own_name_the_class(reads: str)
             for image, task in zip(tests, selected, strict=True)
         ]
     )
-    by_own = scores(method.class_head, own, of_own)
+    by_own = scores(method.by_own, own, of_own)
     np.testing.assert_allclose(found.logits.numpy(), 0.4 * by_shared + 0.6 * by_own, atol=5e-3)
 
 

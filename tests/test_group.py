@@ -164,7 +164,7 @@ def test_a_damaged_list_of_members_is_refused(made: tuple[Path, Outcome], tmp_pa
     listing = json.loads((made[0] / "group.json").read_text())
     listing["members"][2]["line"] = ["no", "name"]
     (tmp_path / "group.json").write_text(json.dumps(listing))
-    assert "is damaged (it names no proper member)" in call("show", tmp_path).error
+    assert "is damaged ('members.2.line'" in call("show", tmp_path).error
 
 
 def test_lines_are_read() -> None:

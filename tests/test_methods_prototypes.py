@@ -115,8 +115,8 @@ def test_ranpac_keeps_no_more_for_more_tasks_but_a_column_a_class() -> None:
     assert two.items() >= one.items()
     assert {name: two[name] for name in two.keys() - one.keys()} == {
         "projected.ridge.sums.1": 50 * 3,
-        "projected.head.weight.1": 3 * 50,
-        "projected.head.bias.1": 3,
+        "head.weight.1": 3 * 50,
+        "head.bias.1": 3,
     }
 
 

@@ -17,7 +17,7 @@ from sandbox import World, call
 DOCS = Path(__file__).parent.parent / "docs"
 JSON = {path: json.loads(path.read_text()) for path in sorted(DOCS.rglob("*.json"))}
 RECORDS = [path for path, value in JSON.items() if all(key in value for key in publication.KEYS)]
-PAGES = sorted(DOCS.rglob("*.md"))
+PAGES = [*sorted(DOCS.rglob("*.md")), DOCS.parent / "README.md"]
 
 
 @pytest.fixture(scope="module")

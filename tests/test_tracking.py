@@ -157,7 +157,7 @@ def test_a_tracker_can_be_left_out_of_a_resumed_run(world: World, tmp_path: Path
 
 def test_phases_have_losses_of_their_own(world: World, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    options = ("--method", "bic", "--method.buffer_size", 6, "--no-baseline", "--track", "tensorboard")
+    options = ("--method", "co2l", "--method.buffer_size", 6, "--no-baseline", "--track", "tensorboard")
     assert call("run", world.preset, "--out", out, *options).code == 0
     losses: dict[str, list[tuple[int, float]]] = {}
     for number, line in enumerate((line for line in logged(out) if line["event"] == "epoch"), start=1):

@@ -25,8 +25,10 @@ from dualprompt.methods.base import (
     Selection,
     TaskView,
     below,
+    numbered,
 )
-from dualprompt.methods.experts import Experts, ExpertsConfig, Projected, of_projected
+from dualprompt.methods.experts import Experts, ExpertsConfig, Projected, settle
+from dualprompt.methods.heads import GrowingHead
 from dualprompt.methods.statistics import generator_for
 from dualprompt.prompts.bank import vote
 
@@ -55,8 +57,11 @@ class DualPromptRP(Experts):
     selections = ("query", "batch_vote", "oracle")
     of_task: ClassVar[Mapping[str, int | None]] = {
         **Experts.of_task,
-        **of_projected("task_head"),
-        **of_projected("class_head"),
+        "bank.e_prompt": None,
+        "by_shared.ridge.sums": 1,
+        "by_own.ridge.sums": 1,
+        "task_head.weight": 0,
+        "task_head.bias": 0,
     }
     config: DualPromptRPConfig
 
@@ -64,16 +69,19 @@ class DualPromptRP(Experts):
         assert isinstance(config, DualPromptRPConfig)
         super().__init__(config, backbone)
         self.shared_prompt = nn.Buffer(torch.zeros(self.bank.e_shape))  # the first task's E-Prompt, which stays
-        self.task_head = Projected(self.width, config.projection)
-        self.class_head = Projected(self.width, config.projection)
-        self.task_of = nn.Buffer(torch.empty(0, dtype=torch.int64), persistent=False)  # task of each class
+        self.by_shared = Projected(self.width, config.projection)
+        self.by_own = Projected(self.width, config.projection)
+        self.task_head = GrowingHead(config.projection)  # of the shared prompts' features; finds the task
+        # Task of each class of that head, and the row that the same class has in `head`, where a forgotten one is zero.
+        self.task_of = nn.Buffer(torch.empty(0, dtype=torch.int64), persistent=False)
+        self.row_of = nn.Buffer(torch.empty(0, dtype=torch.int64), persistent=False)
 
     def begin_task(self, task: TaskView) -> None:
         """Add an E-Prompt; draw the projections (first task)."""
         self.add_expert(task)
         if task.index == 0:
-            self.task_head.draw(generator_for(task, "task head"))
-            self.class_head.draw(generator_for(task, "class head"))
+            self.by_shared.draw(generator_for(task, "task head"))
+            self.by_own.draw(generator_for(task, "class head"))
         self.begin_training_head(task)
 
     @torch.no_grad()
@@ -83,24 +91,32 @@ class DualPromptRP(Experts):
             self.shared_prompt.copy_(self.bank.e_prompt[0])
         shared, own = self.bank.shared_prompts(self.shared_prompt), self.bank.training_prompts()
         labels, share = task.labels - task.first_class, self.config.strength_share
-        by_shared, by_own = self.read_all(task, shared, own)
-        self.task_head.add(by_shared, labels, task.classes, None, task.generator, share)
-        self.class_head.add(by_own, labels, task.classes, None, task.generator, share)
-        self._note_tasks()
+        for projected, head, features in zip(
+            (self.by_shared, self.by_own), (self.task_head, self.head), self.read_all(task, shared, own), strict=True
+        ):
+            settle(head, projected.ridge.add(features, labels, task.classes, None, task.generator, share))
+        self.end_training()
+        self._note_classes()
 
-    def _note_tasks(self) -> None:
-        sizes = torch.tensor([len(rows) for rows in self.task_head.head.bias])
-        self.task_of = torch.arange(len(sizes)).repeat_interleave(sizes).to(self.shared_prompt.device)
+    def _note_classes(self) -> None:
+        device = self.shared_prompt.device
+        sizes = torch.tensor([len(rows) for rows in self.task_head.bias])
+        self.task_of = torch.arange(len(sizes)).repeat_interleave(sizes).to(device)
+        rows = [rows.abs().amax(dim=1) > 0 for rows in self.head.weight]
+        self.row_of = torch.cat(rows).nonzero()[:, 0] if rows else self.task_of
 
     @torch.no_grad()
     def predict(self, batch: Batch, selection: Selection | None = None) -> Prediction:
         """Find each image's task with the shared prompts, then classify with that task's E-Prompt."""
         self.check_selection(selection)
         tokens = self.tokens(batch)
-        by_shared = self.task_head.scores(self.read(tokens, self.bank.shared_prompts(self.shared_prompt)))
-        selected = self._select(selection or self.config.selection, batch, by_shared)
-        by_own = self.class_head.scores(self.read(tokens, self.bank.prompts_for(selected, tokens.dtype)))
-        return Prediction(torch.lerp(by_shared, by_own, self.config.own_share), selected)
+        shared = self.read(tokens, self.bank.shared_prompts(self.shared_prompt))
+        of_tasks = self.task_head.predict(self.by_shared.expand(shared))
+        selected = self._select(selection or self.config.selection, batch, of_tasks)
+        own = self.read(tokens, self.bank.prompts_for(selected, tokens.dtype))
+        logits = self.config.own_share * self.head.predict(self.by_own.expand(own))
+        logits[:, self.row_of] += (1 - self.config.own_share) * of_tasks
+        return Prediction(logits, selected)
 
     def _select(self, selection: Selection, batch: Batch, scores: Tensor) -> Tensor:
         if selection == "oracle":
@@ -114,6 +130,7 @@ class DualPromptRP(Experts):
         """Take over prompts, sums and heads."""
         super().load_state(state)
         self.shared_prompt.copy_(state["shared_prompt"])
-        self.task_head.restore(below("task_head.", state))
-        self.class_head.restore(below("class_head.", state))
-        self._note_tasks()
+        self.by_shared.restore(below("by_shared.", state))
+        self.by_own.restore(below("by_own.", state))
+        settle(self.task_head, numbered(state, "task_head.weight"))
+        self._note_classes()

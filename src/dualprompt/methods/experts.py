@@ -5,8 +5,8 @@ Prompts that are trained once and then stay make features that never change agai
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -46,7 +46,7 @@ class ExpertsConfig(MethodConfig):
 
 
 class Projected(nn.Module):
-    """A classifier by ridge regression on M random ReLU features, after RanPAC."""
+    """Ridge regression on M random ReLU features, after RanPAC."""
 
     projection: Tensor
 
@@ -54,7 +54,6 @@ class Projected(nn.Module):
         super().__init__()
         self.register_buffer("projection", torch.zeros(dim, width))
         self.ridge = Ridge(width, self.expand)
-        self.head = GrowingHead(width)
 
     def draw(self, generator: torch.Generator) -> None:
         """Draw the projection, before the first task."""
@@ -64,61 +63,44 @@ class Projected(nn.Module):
         """Return the projected features, (batch, M)."""
         return (features.float() @ self.projection).relu()
 
-    def add(
-        self,
-        features: Tensor,
-        labels: Tensor,
-        classes: int,
-        strength: float | None,
-        generator: torch.Generator,
-        share: float | None = None,
-    ) -> None:
-        """Take in a task's features, whose labels count from 0, and solve for the head of all classes."""
-        weights = self.ridge.add(features, labels, classes, strength, generator, share)
-        self.head.restore(weights, [rows.new_zeros(len(rows)) for rows in weights], train_old=False)
-        self.head.requires_grad_(False)
-
-    def scores(self, features: Tensor) -> Tensor:
-        """Return what the regression gives each class seen so far, (batch, classes)."""
-        return self.head.predict(self.expand(features))
-
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Take over projection, sums and head of a checkpoint."""
+        """Take over projection and sums of a checkpoint."""
         self.projection.copy_(state["projection"])
         self.ridge.restore(below("ridge.", state))
-        self.head.restore(numbered(state, "head.weight"), numbered(state, "head.bias"), train_old=False)
-        self.head.requires_grad_(False)
 
 
-def of_projected(name: str) -> dict[str, int | None]:
-    """Return which tensors of a projected head come one a task, and along which dimension they list its classes."""
-    return {f"{name}.head.weight": 0, f"{name}.head.bias": 0, f"{name}.ridge.sums": 1}
+def settle(head: GrowingHead, weights: Sequence[Tensor]) -> None:
+    """Give a head the rows that a regression found, a tensor a task; they are not trained."""
+    head.restore(weights, [rows.new_zeros(len(rows)) for rows in weights], train_old=False)
+    head.requires_grad_(False)
 
 
 class Experts(Prompted):
     """A prompt bank without keys, whose prompts are trained with a linear head that only training needs."""
 
-    of_task: ClassVar[Mapping[str, int | None]] = {"bank.e_prompt": None}
     bank: PromptBank
 
-    def __init__(self, config: MethodConfig, backbone: VisionTransformer) -> None:
+    def __init__(self, config: MethodConfig, backbone: VisionTransformer, prompted: bool = True) -> None:
         assert isinstance(config, ExpertsConfig)
         super().__init__(config, backbone)
         depth, dim = backbone.config.depth, backbone.config.dim
-        check_layers("method.g_layers", config.g_layers, depth)
-        check_layers("method.e_layers", config.e_layers, depth)
+        g_layers, e_layers = (config.g_layers, config.e_layers) if prompted else ((), ())
+        check_layers("method.g_layers", g_layers, depth)
+        check_layers("method.e_layers", e_layers, depth)
         self.bank = PromptBank(
             dim=dim,
-            g_layers=config.g_layers,
-            e_layers=config.e_layers,
+            g_layers=g_layers,
+            e_layers=e_layers,
             g_length=config.g_length,
             e_length=config.e_length,
             prompting=config.prompting,
             prefix_at=config.prefix_at,
             keys=False,
         )
-        self.shared_layers = min((*config.g_layers, *config.e_layers), default=1) - 1
+        self.shared_layers = min((*g_layers, *e_layers), default=1) - 1
         self.options = config
+        self.head = GrowingHead(config.projection)  # of all classes
+        self.training_head = GrowingHead(dim)  # of the classes whose prompts are being trained
         self.width = dim if config.reads == "class" else 2 * dim  # of what the projection reads
         self._first = 0  # class of the task that is being learned
 
@@ -138,22 +120,23 @@ class Experts(Prompted):
         if task.index == 0:
             self.bank.begin(task.generator, self.options.init)
         self.bank.grow(task.generator, self.options.init, from_previous=True)
-        self._choose_trainable()
-
-    def _choose_trainable(self) -> None:
-        if self.bank.tasks:
-            self.bank.e_prompt[-1].requires_grad_(self.bank.e_prompt[-1].numel() > 0)
-        self.bank.g_prompt.requires_grad_(self.bank.tasks <= 1 and self.bank.g_prompt.numel() > 0)
+        self.bank.e_prompt[-1].requires_grad_(self.bank.e_prompt[-1].numel() > 0)
+        self.bank.g_prompt.requires_grad_(task.index == 0 and self.bank.g_prompt.numel() > 0)
 
     def begin_training_head(self, task: TaskView) -> None:
         """Begin anew, at zero, with the classifier that trains the task's prompts."""
-        self.head.restore([torch.zeros(task.classes, self.head.dim)], [torch.zeros(task.classes)], train_old=False)
+        self.training_head.restore([], [], train_old=False)
+        self.training_head.grow(task.classes, train_old=False)
         self._first = task.first_class
+
+    def end_training(self) -> None:
+        """Drop the classifier that only training needs."""
+        self.training_head.restore([], [], train_old=False)
 
     def loss(self, batch: Batch) -> Tensor:
         """Return the mean cross-entropy over the task's own classes, of the prompted class token."""
         features = self.backbone.rest(self.tokens(batch), self.shared_layers, self.bank.training_prompts())
-        return F.cross_entropy(self.head.newest(features), batch.labels - self._first)
+        return F.cross_entropy(self.training_head.newest(features), batch.labels - self._first)
 
     def read(self, tokens: Tensor, prompts: Prompts | None) -> Tensor:
         """Return the features that the projection reads, (batch, width)."""
@@ -172,8 +155,10 @@ class Experts(Prompted):
         return sum(parameter.numel() for parameter in self.bank.parameters())
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Take over prompts and training head."""
-        super().load_state(state)
+        """Take over prompts and heads."""
+        settle(self.head, numbered(state, "head.weight"))
+        rows = numbered(state, "training_head.weight"), numbered(state, "training_head.bias")
+        self.training_head.restore(*rows, train_old=False)
         self.bank.g_prompt.data.copy_(state["bank.g_prompt"])
         self.bank.restore(numbered(state, "bank.e_prompt"), [])
-        self._choose_trainable()
+        self.bank.requires_grad_(False)  # a task begins by saying what trains

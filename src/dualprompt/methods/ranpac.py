@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dualprompt.backbones.vit import Prompts, VisionTransformer
 from dualprompt.methods.base import METHODS, Batch, Grid, MethodConfig, Phase, Prediction, Selection, TaskView, below
-from dualprompt.methods.experts import Experts, ExpertsConfig, Projected, of_projected
+from dualprompt.methods.experts import Experts, ExpertsConfig, Projected, settle
 from dualprompt.methods.statistics import generator_for
 
 
@@ -37,14 +37,12 @@ class RanPAC(Experts):
     Config = RanPACConfig
     summary = "random projection of frozen features and ridge regression; prompts from the first task as an option"
     grid: ClassVar[Grid] = {"method.projection": (2000, 1000, 500, 4000)}
-    of_task: ClassVar[Mapping[str, int | None]] = of_projected("projected")
+    of_task: ClassVar[Mapping[str, int | None]] = {**Experts.of_task, "projected.ridge.sums": 1}
     config: RanPACConfig
 
     def __init__(self, config: MethodConfig, backbone: VisionTransformer) -> None:
         assert isinstance(config, RanPACConfig)
-        if config.first_session == "none":
-            config = config.model_copy(update={"g_layers": (), "e_layers": ()})
-        super().__init__(config, backbone)
+        super().__init__(config, backbone, prompted=config.first_session == "prompts")
         self.projected = Projected(self.width, config.projection)
 
     @property
@@ -87,13 +85,14 @@ class RanPAC(Experts):
             features = task.queries().float()
         else:
             [features] = self.read_all(task, self._prompts())
-        self.projected.add(features, labels, task.classes, self.config.strength, generator)
+        settle(self.head, self.projected.ridge.add(features, labels, task.classes, self.config.strength, generator))
+        self.end_training()
 
     @torch.no_grad()
     def predict(self, batch: Batch, selection: Selection | None = None) -> Prediction:
         """Classify from the projected feature."""
         self.check_selection(selection)
-        return Prediction(self.projected.scores(self.features(batch)))
+        return Prediction(self.head.predict(self.projected.expand(self.features(batch))))
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Take over prompts, projection, sums and head."""

@@ -223,7 +223,7 @@ class Sweep:
             listed = ", ".join(f"{key} {value}" for key, value in departs.items())
             told.append(f"reduced, not the regime of the main table: {listed}")
         if any(tried.beyond for tried in tries):
-            told.append(f"a best value at the edge of those tried is followed beyond it, {self.extend} tries at most")
+            told.append(f"a winner at the edge of the values tried is followed beyond it, {self.extend} tries at most")
         edges: dict[str, list[str]] = {}
         for best in (tried for tried in tries if tried.best):
             found = _edges(best, [tried for tried in tries if tried.method == best.method])

@@ -168,6 +168,10 @@ class ResultRecord(Record):
                 metrics.check(matrix)
                 if len(matrix) != len(self.tasks):
                     raise ValueError(f"{len(self.tasks)} tasks have {len(self.tasks)} rows, found {len(matrix)}")
+        if self.judged_images is not None and (
+            len(self.judged_images) != len(self.tasks) or min(self.judged_images, default=1) < 1
+        ):
+            raise ValueError("'judged_images' must have a positive number for each task")
         square = self.matching_confusion or []
         if square and {len(self.tasks)} != {len(square), *map(len, square)}:
             raise ValueError("'matching_confusion' must have a row and a column for each task")
