@@ -95,11 +95,6 @@ class TrainConfig(Strict):
         description="image that the key-training query sees: the augmented one, or the test view",
     )
 
-    @property
-    def effective_lr(self) -> float:
-        """The learning rate after scaling."""
-        return self.lr * self.batch_size / 256 if self.lr_scale == "batch/256" else self.lr
-
 
 class EvaluateConfig(Strict):
     """How test images are shown and judged."""

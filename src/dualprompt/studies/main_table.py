@@ -15,7 +15,7 @@ from dualprompt.metrics import mean_and_deviation
 from dualprompt.progress import SILENT, Progress
 from dualprompt.studies import paper
 from dualprompt.studies.sheet import Column, Sheet
-from dualprompt.studies.store import Obtained, Workers, finished, obtain
+from dualprompt.studies.store import Fresh, Obtained, Workers, finished, obtain
 from dualprompt.studies.tables import ABSENT, explained, over_seeds, plus_minus
 from dualprompt.studies.verdict import RULE, Difference, decide, paired
 
@@ -192,15 +192,18 @@ def rows(
     progress: Progress = SILENT,
     jobs: int | Workers = 1,
     stored: bool = False,
+    any_code: bool = False,
+    fresh: Fresh | None = None,
 ) -> list[Row]:
     """Run or reuse what each line needs. Seed after seed, so that methods share the images of one class order.
 
     With `stored` nothing is run: a line has the seeds that are finished below `root`, and is left out if it has none.
+    See `store.finished` for `any_code`, `store.obtain` for `fresh`.
     """
     seeds.check()
     asked = [(n, line) for n in range(max(map(seeds.of, lines))) for line in lines if n < seeds.of(line)]
     configs = [line.config.model_copy(update={"seed": line.config.seed + n}) for n, line in asked]
-    got = finished(configs, root, progress) if stored else obtain(configs, root, progress, jobs)
+    got = finished(configs, root, progress, any_code) if stored else obtain(configs, root, progress, jobs, fresh)
     found = [(line, each) for (_, line), each in zip(asked, got, strict=True) if each is not None]
     if not found:
         raise DualPromptError(f"none of the {len(configs)} runs is finished in {root}; leave --stored out to run them")
@@ -279,12 +282,20 @@ def sheet(rows: Sequence[Row], reference: Row | None = None) -> Sheet:
         groups.setdefault((line.joint, line.buffer), []).append(cells)
     remarks = explained(len(row.finished) for row in rows) or [f"seed {config.seed}"]
     remarks += [f"differences are over the seeds that both lines have; {RULE}"] if reference else []
+    remarks += _other_code(rows)
     if theirs and not same:
         remarks.append(
             f"the paper's numbers are of another backbone ({paper.BACKBONE_TITLE}): not comparable with {backbone}"
         )
     title = f"{config.benchmark.name}, {backbone}, recipe {config.train.recipe}"
     return Sheet(title, columns, tuple(tuple(group) for group in groups.values()), tuple(remarks))
+
+
+def _other_code(rows: Sequence[Row]) -> list[str]:
+    """Say which lines have runs that other code made than that at hand."""
+    counts = [(row, sum(each.other_code for each in row.finished)) for row in rows]
+    told = ", ".join(f"{row.line.name} ({count} of {len(row.finished)})" for row, count in counts if count)
+    return [f"made by other code than this version's: {told}"] if told else []
 
 
 def _compared(gap: Difference | None) -> tuple[str, str]:
@@ -307,6 +318,7 @@ def combined(rows: Sequence[Row], reference: Row | None = None) -> dict[str, Any
             | {
                 "seeds": [each.config.seed for each in row.finished],
                 "runs": [str(each.run.folder) for each in row.finished],
+                "of_other_code": [str(each.run.folder) for each in row.finished if each.other_code],
                 "errors": [f"{each.name}: {each.error}" for each in row.obtained if each.error],
             }
             for row in rows

@@ -20,7 +20,7 @@ from dualprompt.metrics import variance
 from dualprompt.progress import SILENT, Progress
 from dualprompt.studies import paper
 from dualprompt.studies.sheet import Column, Sheet
-from dualprompt.studies.store import Obtained, Workers, obtain
+from dualprompt.studies.store import Fresh, Obtained, Workers, obtain
 from dualprompt.studies.tables import ABSENT
 from dualprompt.training.run import config_digest
 
@@ -111,14 +111,16 @@ class Sweep:
             raise DualPromptError(f"{method}: {error}") from None
         return config
 
-    def run(self, root: Path, progress: Progress = SILENT, jobs: int | Workers = 1) -> list[Try]:
+    def run(
+        self, root: Path, progress: Progress = SILENT, jobs: int | Workers = 1, fresh: Fresh | None = None
+    ) -> list[Try]:
         """Run or reuse every try, then those beyond the edges that win; the best of each method is marked."""
         if self.extend < 0:
             raise DualPromptError(f"--extend must be at least 0, found {self.extend}")
         planned = [(name, *each) for name, tries in self.configs().items() for each in tries]
         tries: list[Try] = []
         while planned:
-            found = obtain([config for _, _, config in planned], root, progress, jobs)
+            found = obtain([config for _, _, config in planned], root, progress, jobs, fresh)
             beyond = bool(tries)
             tries += [Try(name, values, got, beyond) for (name, values, _), got in zip(planned, found, strict=True)]
             planned = self._beyond(tries)
