@@ -185,7 +185,7 @@ def test_a_table_of_what_is_stored_shows_other_code_when_asked(world: World, sou
     del values["identity"]["code"]
     (folder / "manifest.json").write_text(json.dumps(values))
     folder = folder.rename(root / f"frozen-head-{digest(values['identity'])[:12]}")
-    assert "none of the 2 runs is finished" in call(*command[:-1], "--stored").error
+    assert "none of the 2 runs is finished" in call(*command[:-1], "--stored").err
     assert call("show", folder).code == call("eval", folder).code == 0
     assert "--any-code goes with --stored" in call(*command[:-1], "--any-code").error
     assert "leave one of them out" in call(*command[:-1], "--stored", "--fresh").error

@@ -249,12 +249,12 @@ def do_sweep(options: argparse.Namespace) -> None:
     with Terminal() as terminal, workers(options) as jobs:
         tries = search.run(root, terminal, jobs, store.Fresh() if options.fresh else None)
     folder = folders.place(base, "sweep.json", search.question(), options.out is not None)
-    sheet, lines = search.sheet(tries), sweep.preset_lines(sweep.winners(tries))
+    sheet = search.sheet(tries)
+    where, lines = sweep.preset_lines(options.preset, options.recipe, sweep.winners(tries))
     value = search.combined(tries)
-    write_text(folder / "sweep.md", f"{as_markdown(sheet)}\n```yaml\n{lines}\n```\n")
+    write_text(folder / "sweep.md", f"{as_markdown(sheet)}\nTo put {where}:\n\n```yaml\n{lines}\n```\n")
     write_json(folder / "sweep.json", value)
-    recipe = str(value["recipe"]).removesuffix(", changed")
-    told = f"also in {folder / 'sweep.md'} and sweep.json; the winners, to put below recipes.{recipe}:\n{lines}"
+    told = f"also in {folder / 'sweep.md'} and sweep.json; the winners, to put {where}:\n{lines}"
     emit(options, value, fitting_sheet(sheet), told)
     store.complain([each.obtained for each in tries])
     if options.publish:

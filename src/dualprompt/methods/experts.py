@@ -14,7 +14,7 @@ from pydantic import Field, field_validator
 from torch import Tensor, nn
 
 from dualprompt.backbones.vit import Prompts, VisionTransformer
-from dualprompt.methods.base import Batch, MethodConfig, Phase, TaskView, below, numbered
+from dualprompt.methods.base import Batch, Defaults, MethodConfig, Phase, TaskView, below, numbered
 from dualprompt.methods.heads import GrowingHead
 from dualprompt.methods.prompted import Prompted
 from dualprompt.methods.ridge import Ridge
@@ -99,6 +99,7 @@ class Experts(Prompted):
     """A prompt bank without keys, whose prompts are trained with a linear head that only training needs."""
 
     of_task: ClassVar[Mapping[str, int | None]] = {"bank.e_prompt": None}
+    defaults: ClassVar[Defaults] = {"train": {"lr": 0.01, "lr_scale": "none", "schedule": "cosine"}}
     bank: PromptBank
 
     def __init__(self, config: MethodConfig, backbone: VisionTransformer) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from dualprompt.config import BUFFER_SIZE, RunConfig, compose, merge, nested
+from dualprompt.config import BUFFER_SIZE, RunConfig, compose, load_preset, merge, nested
 from dualprompt.errors import DualPromptError
 from dualprompt.files import digest
 from dualprompt.methods.base import METHODS, Grid, method_config
@@ -316,9 +316,20 @@ def winners(tries: Sequence[Try]) -> dict[str, Any]:
     return methods
 
 
-def preset_lines(methods: dict[str, Any]) -> str:
-    """Return the winners as a preset's lines."""
-    return "\n".join(["methods:", *(f"  {name}: {_flow(own)}" for name, own in methods.items())])
+def preset_lines(preset: str, recipe: str | None, methods: dict[str, Any]) -> tuple[str, str]:
+    """Return where in a preset the winners belong, and the lines to put there.
+
+    What is said of methods in that place already is in the lines too, since a key may be there only once.
+    """
+    values = load_preset(preset)
+    chosen = recipe or values.get("recipe")
+    owner = values if chosen is None else values["recipes"][chosen]
+    there = owner.get("methods", {})
+    where = "at the top level of the preset" if chosen is None else f"below recipes.{chosen}"
+    if there:
+        where += ", in place of the methods there"
+    lines = ["methods:", *(f"  {name}: {_flow(own)}" for name, own in merge(there, methods).items())]
+    return where, "\n".join(("" if chosen is None else "    ") + line for line in lines)
 
 
 def _flow(value: Any) -> str:
