@@ -184,7 +184,7 @@ def _mixed(run: Run) -> bool:
 def _set_aside(runs: Sequence[Run], root: Path, progress: Progress) -> None:
     """Move runs to where no question finds them; nothing is deleted."""
     for run in runs:
-        with _held(run.folder), disk_errors(run.folder):
+        with held(run.folder, f"run {run.folder}: {BUSY}"), disk_errors(run.folder):
             place = root / ASIDE
             place.mkdir(exist_ok=True)
             run.folder.rename(beside(place / run.folder.name))
