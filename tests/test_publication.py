@@ -53,7 +53,7 @@ def test_it_holds_what_one_needs_to_make_it_again(name: str, published: dict[str
             environment = value["environments"][run["environment"]]
             assert environment["backbone"] == {"name": "vit.safetensors", "sha256": sha256(world.weights)}
             assert environment["versions"]["torch"]
-            assert run["identity"].keys() == {"config", "data", "weights"}
+            assert run["identity"].keys() == {"config", "data", "weights", "code"}
             assert run["started"].startswith(value["date"][:4])
             assert len(run["accuracy_matrix"]) == len(run["judged_images"]) == 3
     assert not publication.contradictions(value)

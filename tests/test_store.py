@@ -191,7 +191,8 @@ def test_a_run_from_when_its_hash_held_the_evaluations_batch_can_be_opened(world
     run, path = Run(folder), folder / "manifest.json"
     manifest = json.loads(path.read_text())
     values = run.config().model_dump(mode="json", exclude=CIRCUMSTANCES)
-    values["train"] = {key: value for key, value in values["train"].items() if key not in ADDED["train"]}
+    for section in ADDED:
+        values[section] = {k: v for k, v in values[section].items() if ADDED[section].get(k, ...) != v}
     manifest["identity"]["config"] = digest(values)
     assert manifest["identity"]["config"] != config_digest(run.config())
     path.write_text(json.dumps(manifest))

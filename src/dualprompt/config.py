@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 
 from dualprompt.errors import DualPromptError, nearest
 from dualprompt.files import MOST_JSON, read_bytes, reason
+from dualprompt.registry import Registry
 
 T = TypeVar("T")
 LARGEST_INPUT = 1024  # pixels a side: 4096 patches of 16 × 16, whose attention still fits
@@ -18,6 +19,10 @@ MOST_YAML = 2**18  # bytes
 MOST_VALUES = 10_000  # of a YAML text, with every alias written out
 TOO_MANY = f"it holds more than {MOST_VALUES:,} values, with every alias written out"
 DEEPEST = 32  # levels of a YAML text, and of dotted keys
+
+
+# The methods, which fill it when it is first asked; `methods.base` knows what they are.
+METHODS: Registry[Any] = Registry("method", "dualprompt.methods")
 
 
 class Strict(BaseModel):
@@ -94,11 +99,6 @@ class TrainConfig(Strict):
         default="augmented",
         description="image that the key-training query sees: the augmented one, or the test view",
     )
-
-    @property
-    def effective_lr(self) -> float:
-        """The learning rate after scaling."""
-        return self.lr * self.batch_size / 256 if self.lr_scale == "batch/256" else self.lr
 
 
 class EvaluateConfig(Strict):
@@ -267,27 +267,67 @@ def load_preset(name: str) -> dict[str, Any]:
 
 
 def compose(preset: str, recipe: str | None, overrides: dict[str, Any]) -> RunConfig:
-    """Return the run that `preset` describes, under one of its recipes, with dotted `overrides` on top."""
+    """Return the run that `preset` describes, under one of its recipes, with dotted `overrides` on top.
+
+    The recipe's training values are for every method. Above them are those that a method brings itself, then what the
+    preset says of that method; see `_layers`.
+    """
+    values: dict[str, Any] = {}
+    for _, layer in _layers(preset, recipe, overrides):
+        values = merge(values, layer)
+    return parse(RunConfig, values)
+
+
+def origins(preset: str, recipe: str | None, overrides: dict[str, Any]) -> dict[str, str]:
+    """Return where each value of `train` and `method` comes from that `compose` was given, by its dotted key.
+
+    One of `recipe`, `preset`, `method` (its own defaults) and `command line`.
+    """
+    found: dict[str, str] = {}
+    for origin, layer in _layers(preset, recipe, overrides):
+        known = flat({key: value for key, value in layer.items() if key in ("train", "method")})
+        found |= {key: origin for key in known if key not in ("method.name", "train.recipe")}
+    return found
+
+
+def _layers(preset: str, recipe: str | None, overrides: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Return what a run's config is made of, each layer above the one before, and where it comes from.
+
+    Where the preset itself names the method, its training values are meant for that one, and stand above the
+    method's own.
+    """
     values, chosen = _under_recipe(preset, recipe)
     above = _all_nested(overrides)
     if chosen is not None and any(changes_recipe(dotted) for dotted in overrides):
         above = merge({"train": {"recipe": f"{chosen}, changed"}}, above)
-    method = _method(preset, values, above)
-    # The recipe's training values are for every method; a method may bring its own.
-    train = method.pop("train", {})
     common = {key: value for key, value in values.items() if key not in ("method", "methods")}
-    values = merge(common, {"method": method} | ({"train": train} if train else {}))
-    return parse(RunConfig, merge(values, above))
+    method = _method(preset, values, above)
+    layers = [("preset" if chosen is None else "recipe", common), ("method", _as_layer(own_defaults(method["name"])))]
+    if values.get("method", {}).get("name") == method["name"]:
+        layers.reverse()
+    return [*layers, ("preset", _as_layer(method)), ("command line", above)]
+
+
+def own_defaults(method: str) -> dict[str, Any]:
+    """Return what a method brings itself, as a preset would say it under `methods:`; nothing for one unknown."""
+    return dict(METHODS[method].defaults) if method in METHODS else {}
+
+
+def _as_layer(method: dict[str, Any]) -> dict[str, Any]:
+    """Return what is said of a method, training values among its options, as part of a config."""
+    options = {key: value for key, value in method.items() if key != "train"}
+    return {"method": options} | ({"train": method["train"]} if "train" in method else {})
 
 
 def compose_beside(preset: str, recipe: str | None, overrides: dict[str, Any], method: str) -> RunConfig:
     """Return the run of `method` in the place of the one that `compose` returns, with training values of its own.
 
     What is common stays: of the overrides, only those go that set options of the other method, or training values
-    that the preset gives to that one alone.
+    that the preset or the method itself gives to that one alone.
     """
     values, _ = _under_recipe(preset, recipe)
-    own = _method(preset, values, _all_nested(overrides)).get("train", {})
+    other = _method(preset, values, _all_nested(overrides))
+    own = merge(own_defaults(other["name"]), other).get("train", {})
     theirs = {f"train.{key}" for key in own}
     kept = {key: value for key, value in overrides.items() if key.split(".")[0] != "method" and key not in theirs}
     return compose(preset, recipe, kept | {"method.name": method})
@@ -322,7 +362,7 @@ def _method(preset: str, values: dict[str, Any], above: dict[str, Any]) -> dict[
         raise DualPromptError(f"bad value for 'method.name': it takes the name of a method (found {name!r:.80})")
     method = {"name": name, **_mapping(preset, f"methods.{name}", options.get(name, {}))}
     if name == usual:
-        method |= own
+        method = merge(method, own)
     if "train" in method:
         _mapping(preset, f"methods.{name}.train", method["train"])
     return method

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import hashlib
 import io
+import itertools
 import json
 import os
 import secrets
@@ -108,6 +109,11 @@ def _locked(lock: int) -> bool:
     except OSError:  # a network's file system that knows no locks
         return True
     return True
+
+
+def beside(path: Path) -> Path:
+    """Return a name for what lies at `path` to make way to: the first of NAME.1, NAME.2, … that is free."""
+    return next(place for n in itertools.count(1) if not (place := path.with_name(f"{path.name}.{n}")).exists())
 
 
 def write_text(path: Path, text: str) -> None:

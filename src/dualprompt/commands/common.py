@@ -91,6 +91,9 @@ def add_store(command: Parser) -> None:
     command.add_argument("--backbone", help="embedded, a known name, a hub id, or a weights file")
     command.add_argument("--runs", type=Path, help="folder that holds the runs (default: $DUALPROMPT_RUNS or runs)")
     command.add_argument(
+        "--fresh", action="store_true", help="run everything anew; what is there already is moved to RUNS/aside"
+    )
+    command.add_argument(
         "--jobs", type=int, default=1, help="runs at a time, each in a process of its own (default: 1)"
     )
     command.add_argument(

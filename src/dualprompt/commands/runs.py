@@ -54,6 +54,9 @@ def add(commands: Commands) -> None:
 
     resume = commands.add("resume", do_resume, "continue an interrupted run to the same result")
     resume.add_argument("run", type=Path)
+    resume.add_argument(
+        "--anyway", action="store_true", help="go on although the code has changed since; its result will say so"
+    )
     add_devices(resume)
     add_track(resume)
 
@@ -143,7 +146,7 @@ def do_resume(options: argparse.Namespace) -> None:
     places = {"device": options.device, "devices": options.devices, "nodes": options.nodes, "track": trackers(options)}
     elsewhere = {key: value for key, value in places.items() if value is not None}
     with Terminal() as terminal:
-        runs = group.resume(options.run, terminal, elsewhere)
+        runs = group.resume(options.run, terminal, elsewhere, options.anyway)
     conclude(options, runs, options.run)
 
 

@@ -106,6 +106,9 @@ def add(commands: Commands) -> None:
     table.add_argument(
         "--stored", action="store_true", help="run nothing: show the seeds of each line that are finished already"
     )
+    table.add_argument(
+        "--any-code", action="store_true", help="with --stored: show also what other code than this version's has made"
+    )
     table.add_argument("--out", type=Path, help="also write the table to this file")
     add_publish(table)
     add_store(table)
@@ -191,6 +194,11 @@ def do_table(options: argparse.Namespace) -> None:
     from dualprompt.studies.tables import text
 
     publication.check_target(options.publish)
+    if options.any_code and not options.stored:
+        raise DualPromptError("--any-code goes with --stored: only the code at hand runs anything")
+    if options.fresh and options.stored:
+        raise DualPromptError("--stored runs nothing and --fresh runs everything; leave one of them out")
+    fresh = store.Fresh() if options.fresh else None
     methods = names(options.methods) or main_table.default_methods()
     overrides = many_overrides(options)
     lines = main_table.lines(options.benchmark, options.recipe, methods, sizes(options.buffers), overrides)
@@ -198,7 +206,9 @@ def do_table(options: argparse.Namespace) -> None:
     seeds = main_table.Seeds(options.seeds, options.seeds_finetune)
     root = options.runs or runs_root()
     with Terminal() as terminal, workers(options) as jobs:
-        rows = main_table.rows(options.benchmark, lines, seeds, root, terminal, jobs, options.stored)
+        rows = main_table.rows(
+            options.benchmark, lines, seeds, root, terminal, jobs, options.stored, options.any_code, fresh
+        )
     reference = next((row for row in rows if row.line is against), None)
     sheet = main_table.sheet(rows, reference)
     suffix = options.out.suffix if options.out else ""
@@ -237,14 +247,14 @@ def do_sweep(options: argparse.Namespace) -> None:
     base = options.out or root / f"sweep-{Path(options.preset).stem}"
     folders.place(base, "sweep.json", search.question(), options.out is not None)  # refuses before anything is run
     with Terminal() as terminal, workers(options) as jobs:
-        tries = search.run(root, terminal, jobs)
+        tries = search.run(root, terminal, jobs, store.Fresh() if options.fresh else None)
     folder = folders.place(base, "sweep.json", search.question(), options.out is not None)
-    sheet, lines = search.sheet(tries), sweep.preset_lines(sweep.winners(tries))
+    sheet = search.sheet(tries)
+    where, lines = sweep.preset_lines(options.preset, options.recipe, sweep.winners(tries))
     value = search.combined(tries)
-    write_text(folder / "sweep.md", f"{as_markdown(sheet)}\n```yaml\n{lines}\n```\n")
+    write_text(folder / "sweep.md", f"{as_markdown(sheet)}\nTo put {where}:\n\n```yaml\n{lines}\n```\n")
     write_json(folder / "sweep.json", value)
-    recipe = str(value["recipe"]).removesuffix(", changed")
-    told = f"also in {folder / 'sweep.md'} and sweep.json; the winners, to put below recipes.{recipe}:\n{lines}"
+    told = f"also in {folder / 'sweep.md'} and sweep.json; the winners, to put {where}:\n{lines}"
     emit(options, value, fitting_sheet(sheet), told)
     store.complain([each.obtained for each in tries])
     if options.publish:
@@ -277,6 +287,7 @@ def do_study(options: argparse.Namespace) -> None:
         raise DualPromptError(f"--buffers and --methods are for study buffers, not {chosen.name}")
     root = options.runs or runs_root()
     mini = options.preset == "mini"
+    fresh = store.Fresh() if options.fresh else None
     with Terminal() as terminal, workers(options) as jobs:
         lab = study.Lab(
             options.preset,
@@ -285,11 +296,12 @@ def do_study(options: argparse.Namespace) -> None:
             chosen.seeds if options.seeds is None else options.seeds,
             chosen.mini_budget if mini and options.budget is None else options.budget,
             options.out or root / f"study-{chosen.name}-{Path(options.preset).stem}",
-            lambda configs: store.obtain(configs, root, terminal, jobs),
+            lambda configs: store.obtain(configs, root, terminal, jobs, fresh),
             terminal,
             tuple(sizes(options.buffers)),
             tuple(names(options.methods)),
             options.jobs,
+            options.fresh,
         )
         asked = results.question(chosen, lab)
         lab = replace(lab, folder=folders.place(lab.folder, results.FILE, asked, options.out is not None))

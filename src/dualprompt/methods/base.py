@@ -13,12 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from dualprompt.backbones.vit import VisionTransformer
+from dualprompt.config import METHODS as REGISTRY
 from dualprompt.config import Strict, parse
 from dualprompt.errors import DualPromptError, nearest
 from dualprompt.registry import Registry
 
 Selection = Literal["query", "batch_vote", "oracle"]
 Grid = dict[str, tuple[Any, ...]]  # dotted option of a run → values to try
+Defaults = Mapping[str, Any]  # as below `methods:` of a preset: options, and training values under `train`
 
 
 class MethodConfig(Strict):
@@ -153,6 +155,9 @@ class Method(nn.Module, ABC):
     # Every method has four points, so that none is searched harder; the first is where the paper's benchmarks start.
     # Empty: there is nothing to choose. A method without a grid is given learning rates around the recipe's.
     grid: ClassVar[Grid]
+    # Options and training values that are the method's rather than a recipe's, written as below `methods:` of a preset,
+    # which may say otherwise. So that on a preset that has never heard of it, it is still trained as it must be.
+    defaults: ClassVar[Defaults] = {}
     compute_dtype: torch.dtype = torch.float32  # set by whoever carries the method out
     # Whether `loss` and `predict` only queue work on the device: no value is read back, no shape depends on one.
     capturable: ClassVar[bool] = True
@@ -260,7 +265,7 @@ def below(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
 
 
-METHODS: Registry[type[Method]] = Registry("method", "dualprompt.methods")
+METHODS: Registry[type[Method]] = REGISTRY
 
 
 def method_config(options: dict[str, Any]) -> MethodConfig:

@@ -10,7 +10,17 @@ from pydantic import Field, field_validator
 from torch import Tensor, nn
 
 from dualprompt.backbones.vit import Prompts, VisionTransformer
-from dualprompt.methods.base import METHODS, Batch, Grid, MethodConfig, Prediction, Selection, TaskView, numbered
+from dualprompt.methods.base import (
+    METHODS,
+    Batch,
+    Defaults,
+    Grid,
+    MethodConfig,
+    Prediction,
+    Selection,
+    TaskView,
+    numbered,
+)
 from dualprompt.methods.prompted import Prompted
 from dualprompt.prompts.attach import PrefixAt, pre_t, prompt_shape
 from dualprompt.prompts.bank import check_layers, one_layer
@@ -38,6 +48,7 @@ class CodaPrompt(Prompted):
     Config = CodaPromptConfig
     summary = "attention-weighted prompt components, new ones orthogonal to the old"
     grid: ClassVar[Grid] = {"train.lr": (0.001, 0.005), "method.ortho_weight": (0.1, 0.0)}
+    defaults: ClassVar[Defaults] = {"train": {"lr": 0.001, "lr_scale": "none", "schedule": "cosine"}}
     config: CodaPromptConfig
 
     def __init__(self, config: MethodConfig, backbone: VisionTransformer) -> None:

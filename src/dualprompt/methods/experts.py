@@ -6,7 +6,7 @@ Prompts that are trained once and then stay make features that never change agai
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ from pydantic import Field, field_validator
 from torch import Tensor, nn
 
 from dualprompt.backbones.vit import Prompts, VisionTransformer
-from dualprompt.methods.base import Batch, MethodConfig, Phase, TaskView, below, numbered
+from dualprompt.methods.base import Batch, Defaults, MethodConfig, Phase, TaskView, below, numbered
 from dualprompt.methods.heads import GrowingHead
 from dualprompt.methods.prompted import Prompted
 from dualprompt.methods.ridge import Ridge
@@ -78,6 +78,7 @@ def settle(head: GrowingHead, weights: Sequence[Tensor]) -> None:
 class Experts(Prompted):
     """A prompt bank without keys, whose prompts are trained with a linear head that only training needs."""
 
+    defaults: ClassVar[Defaults] = {"train": {"lr": 0.01, "lr_scale": "none", "schedule": "cosine"}}
     bank: PromptBank
 
     def __init__(self, config: MethodConfig, backbone: VisionTransformer, prompted: bool = True) -> None:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from pydantic import Field, field_validator
 from torch import Tensor
 
-from dualprompt.methods.base import METHODS, Batch, Grid, MethodConfig, below
+from dualprompt.methods.base import METHODS, Batch, Defaults, Grid, MethodConfig, below
 from dualprompt.methods.frozen_head import FrozenHead
 
 
@@ -28,6 +28,12 @@ class FineTuneConfig(MethodConfig):
 
 class FineTune(FrozenHead):
     """A backbone and a growing linear head, both trained."""
+
+    # The rate of prompts would wreck a pre-trained backbone; at the backbone's, a head that starts at zero stays there.
+    defaults: ClassVar[Defaults] = {
+        "head_lr": 0.005,
+        "train": {"lr": 5e-5, "lr_scale": "none", "schedule": "cosine"},
+    }
 
     @property
     def trains_backbone(self) -> bool:

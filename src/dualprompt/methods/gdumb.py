@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from dualprompt.backbones.vit import VisionTransformer
-from dualprompt.methods.base import METHODS, Batch, BufferPlan, Grid, MethodConfig, Phase, TaskView
+from dualprompt.methods.base import METHODS, Batch, BufferPlan, Defaults, Grid, MethodConfig, Phase, TaskView
 from dualprompt.methods.rehearsal import Rehearsal, RehearsalConfig
 
 
@@ -38,6 +38,10 @@ class GDumb(Rehearsal):
     Config = GDumbConfig
     summary = "trained anew at every task, on a greedily balanced buffer only"
     grid: ClassVar[Grid] = {"train.lr": (1e-4, 5e-4), "method.head_lr": (0.005, None)}
+    defaults: ClassVar[Defaults] = {
+        "head_lr": 0.005,
+        "train": {"lr": 1e-4, "lr_scale": "none", "schedule": "cosine"},
+    }
     config: GDumbConfig
 
     def __init__(self, config: MethodConfig, backbone: VisionTransformer) -> None:

@@ -10,7 +10,17 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from dualprompt.backbones.vit import LayerPrompt, VisionTransformer
-from dualprompt.methods.base import METHODS, Batch, Grid, MethodConfig, Prediction, Selection, TaskView, numbered
+from dualprompt.methods.base import (
+    METHODS,
+    Batch,
+    Defaults,
+    Grid,
+    MethodConfig,
+    Prediction,
+    Selection,
+    TaskView,
+    numbered,
+)
 from dualprompt.methods.prompted import Prompted
 from dualprompt.prompts.bank import Init, cosine, draw
 
@@ -47,6 +57,7 @@ class L2P(Prompted):
     Config = L2PConfig
     summary = "a pool of prompts, shared or grown by each task, picked by nearest keys"
     grid: ClassVar[Grid] = {"train.lr": (0.015, 0.005), "method.init": ("uniform", "wide")}
+    defaults: ClassVar[Defaults] = {"train": {"lr": 0.005, "lr_scale": "none", "clip": 1.0}}
     of_task: ClassVar[Mapping[str, int | None]] = {**Prompted.of_task, "prompts": None, "keys": None}
     config: L2PConfig
     prompt: nn.Parameter  # of a shared pool, (M, L_p, dim)

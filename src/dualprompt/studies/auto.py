@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dualprompt.errors import DualPromptError
-from dualprompt.files import digest, disk_errors
+from dualprompt.files import beside, digest, disk_errors
 from dualprompt.seeds import derive
 from dualprompt.studies import paper
 from dualprompt.studies.pictures import Line, Lines
@@ -20,6 +20,7 @@ from dualprompt.studies.study import HELD_OUT, Lab, Outcome, Row, Setting, Study
 from dualprompt.studies.tables import explained
 from dualprompt.studies.verdict import judge
 from dualprompt.studies.words import about, between, counted, finding, spread, table
+from dualprompt.training.code import fingerprint
 from dualprompt.training.run import config_digest
 
 if TYPE_CHECKING:
@@ -59,12 +60,16 @@ def _optuna() -> Any:
 
 
 def _open(optuna: Any, lab: Lab) -> optuna.Study:
-    """Open the trials of this question; another config or number of seeds is another question."""
-    name = digest([config_digest(lab.config(HELD_OUT)), lab.seeds])[:12]
+    """Open the trials of this question; another config, code or number of seeds is another question."""
+    config = lab.config(HELD_OUT)
+    name = digest([config_digest(config), lab.seeds, fingerprint(config.method["name"])])[:12]
+    trials = lab.folder / "trials.db"
     with disk_errors(lab.folder):
         lab.folder.mkdir(parents=True, exist_ok=True)
+        if lab.fresh and trials.is_file():
+            trials.rename(beside(trials))
     return optuna.create_study(
-        storage=f"sqlite:///{(lab.folder / 'trials.db').absolute()}",
+        storage=f"sqlite:///{trials.absolute()}",
         study_name=name,
         direction="maximize",
         load_if_exists=True,

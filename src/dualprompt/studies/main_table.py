@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from dualprompt.config import BUFFER_SIZE, RunConfig, compose, load_preset, read_line
+from dualprompt.config import BUFFER_SIZE, RunConfig, compose, load_preset, origins, read_line
 from dualprompt.errors import DualPromptError, nearest
 from dualprompt.methods.base import METHODS, method_config
 from dualprompt.metrics import mean_and_deviation
 from dualprompt.progress import SILENT, Progress
 from dualprompt.studies import paper
 from dualprompt.studies.sheet import Column, Sheet
-from dualprompt.studies.store import Obtained, Workers, finished, obtain
+from dualprompt.studies.store import Fresh, Obtained, Workers, finished, obtain
 from dualprompt.studies.tables import ABSENT, explained, over_seeds, plus_minus
 from dualprompt.studies.verdict import RULE, Difference, decide, paired
 
 LONGER = "epochs_factor=4"  # the option of a second line of joint training, beside that with the budget of all others
 METRICS = ("average_accuracy", "forgetting", "matching_accuracy", "image_weighted_accuracy", "mean_over_steps")
 REFERENCE = "dualprompt"
+SETTERS = {
+    "method": "not the recipe's, but the method's own",
+    "preset": "set by the preset",
+    "command line": "set on the command line",
+}
 PLACES = {"holds": "above", "does not hold": "below", "cannot be told": "cannot be told"}
 
 
@@ -33,6 +38,7 @@ class Line:
     buffer: int | None  # None: no rehearsal
     config: RunConfig  # with the first seed
     budget: str | None = None  # of joint training: beside learning task after task
+    origins: Mapping[str, str] = field(default_factory=dict)  # where its settings come from: see config.origins
 
     @property
     def title(self) -> str:
@@ -144,12 +150,13 @@ def lines(
         for size in sizes if rehearses else [None]:
             at = {} if size is None else {BUFFER_SIZE: size}
             try:
-                config = compose(preset, recipe, overrides | options | at | {"method.name": name})
+                given = overrides | options | at | {"method.name": name}
+                config, where = compose(preset, recipe, given), origins(preset, recipe, given)
                 kept = getattr(method_config(config.method), "buffer_size", None)
             except DualPromptError as error:
                 raise DualPromptError(f"{label}: {error}") from None
             budget = _budget(config, preset, recipe, overrides) if METHODS[name].joint else None
-            found.append(Line(label, kept, config, budget))
+            found.append(Line(label, kept, config, budget, where))
     return sorted(found, key=lambda line: (line.joint, line.buffer is None, line.buffer or 0))
 
 
@@ -192,15 +199,18 @@ def rows(
     progress: Progress = SILENT,
     jobs: int | Workers = 1,
     stored: bool = False,
+    any_code: bool = False,
+    fresh: Fresh | None = None,
 ) -> list[Row]:
     """Run or reuse what each line needs. Seed after seed, so that methods share the images of one class order.
 
     With `stored` nothing is run: a line has the seeds that are finished below `root`, and is left out if it has none.
+    See `store.finished` for `any_code`, `store.obtain` for `fresh`.
     """
     seeds.check()
     asked = [(n, line) for n in range(max(map(seeds.of, lines))) for line in lines if n < seeds.of(line)]
     configs = [line.config.model_copy(update={"seed": line.config.seed + n}) for n, line in asked]
-    got = finished(configs, root, progress) if stored else obtain(configs, root, progress, jobs)
+    got = finished(configs, root, progress, any_code) if stored else obtain(configs, root, progress, jobs, fresh)
     found = [(line, each) for (_, line), each in zip(asked, got, strict=True) if each is not None]
     if not found:
         raise DualPromptError(f"none of the {len(configs)} runs is finished in {root}; leave --stored out to run them")
@@ -279,12 +289,40 @@ def sheet(rows: Sequence[Row], reference: Row | None = None) -> Sheet:
         groups.setdefault((line.joint, line.buffer), []).append(cells)
     remarks = explained(len(row.finished) for row in rows) or [f"seed {config.seed}"]
     remarks += [f"differences are over the seeds that both lines have; {RULE}"] if reference else []
+    remarks += [*_settings(rows), *_other_code(rows)]
     if theirs and not same:
         remarks.append(
             f"the paper's numbers are of another backbone ({paper.BACKBONE_TITLE}): not comparable with {backbone}"
         )
     title = f"{config.benchmark.name}, {backbone}, recipe {config.train.recipe}"
     return Sheet(title, columns, tuple(tuple(group) for group in groups.values()), tuple(remarks))
+
+
+def _settings(rows: Sequence[Row]) -> list[str]:
+    """Say which settings are not the recipe's, and whose they are."""
+    labels = list(dict.fromkeys(row.line.label for row in rows))
+    told = []
+    for origin, words in SETTERS.items():
+        alike: dict[tuple[str, ...], list[str]] = {}
+        for row in rows:
+            where = row.line.origins.items()
+            keys = tuple(sorted(key.partition(".")[2] for key, by in where if by == origin and key != BUFFER_SIZE))
+            names = alike.setdefault(keys, [])
+            names += [row.line.label] if row.line.label not in names else []
+        groups = [
+            f"{', '.join(keys)} ({'all lines' if names == labels else ', '.join(names)})"
+            for keys, names in alike.items()
+            if keys
+        ]
+        told += [f"{words}: {'; '.join(groups)}"] if groups else []
+    return told
+
+
+def _other_code(rows: Sequence[Row]) -> list[str]:
+    """Say which lines have runs that other code made than that at hand."""
+    counts = [(row, sum(each.other_code for each in row.finished)) for row in rows]
+    told = ", ".join(f"{row.line.name} ({count} of {len(row.finished)})" for row, count in counts if count)
+    return [f"made by other code than this version's: {told}"] if told else []
 
 
 def _compared(gap: Difference | None) -> tuple[str, str]:
@@ -307,6 +345,8 @@ def combined(rows: Sequence[Row], reference: Row | None = None) -> dict[str, Any
             | {
                 "seeds": [each.config.seed for each in row.finished],
                 "runs": [str(each.run.folder) for each in row.finished],
+                "settings_from": dict(row.line.origins),
+                "of_other_code": [str(each.run.folder) for each in row.finished if each.other_code],
                 "errors": [f"{each.name}: {each.error}" for each in row.obtained if each.error],
             }
             for row in rows

@@ -1,7 +1,7 @@
 """Many runs below one folder: what is finished is reused, what was interrupted goes on, what is new is run.
 
-A run's folder is named after its method and the hash of its identity (config, images, weights), so the same question
-always finds the same answer, whichever command asks.
+A run's folder is named after its method and the hash of its identity (config, images, weights, code), so the same
+question always finds the same answer, whichever command asks, and never one that other code gave.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,9 +24,10 @@ from dualprompt.backbones.weights import CheckpointInfo
 from dualprompt.config import RunConfig
 from dualprompt.data.stream import build_stream
 from dualprompt.errors import DualPromptError, InterruptedRunError
-from dualprompt.files import INHERITED, digest, disk_errors, held, read_bytes, reason, sweep, write_json
+from dualprompt.files import INHERITED, beside, digest, disk_errors, held, read_bytes, reason, sweep, write_json
 from dualprompt.progress import SILENT, Bar, Progress, duration
 from dualprompt.training import group
+from dualprompt.training.code import fingerprint
 from dualprompt.training.loop import train
 from dualprompt.training.run import Identity, Run, config_digest
 from dualprompt.training.setup import Setup, prepare, view_of
@@ -36,6 +37,7 @@ OUTPUT = "output.txt"  # what a run in a process of its own says
 MOST_SAID = 2**28  # bytes
 BUSY = "another process is carrying it out; wait for that one"
 AGAIN = "nothing is lost, go on with the same command"
+ASIDE = "aside"  # the folder below the store for runs that made way for new ones
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class Obtained:
     run: Run
     config: RunConfig
     error: str | None = None
+    other_code: bool = False  # whether other code than that at hand made it
 
     @property
     def name(self) -> str:
@@ -60,6 +63,20 @@ class Obtained:
 Count = Callable[[Obtained, str | None, str], None]  # notes the end of a run: its error, if any, and the details
 
 
+class Fresh:
+    """The wish to run everything anew. A command renews a run once, however often it asks for it."""
+
+    def __init__(self) -> None:
+        self.renewed: set[Path] = set()
+
+    def stale(self, run: Run) -> bool:
+        """Return whether what lies in the folder of a run must make way."""
+        if run.folder in self.renewed:
+            return False
+        self.renewed.add(run.folder)
+        return group.is_run(run.folder)
+
+
 class Workers(Protocol):
     """Others that carry runs out, maybe on other machines."""
 
@@ -68,22 +85,31 @@ class Workers(Protocol):
 
 
 def obtain(
-    configs: Sequence[RunConfig], root: Path, progress: Progress = SILENT, jobs: int | Workers = 1
+    configs: Sequence[RunConfig],
+    root: Path,
+    progress: Progress = SILENT,
+    jobs: int | Workers = 1,
+    fresh: Fresh | None = None,
 ) -> list[Obtained]:
     """Return the run of every config, in their order, having run below `root` what was not finished there.
 
     With several `jobs`, so many runs are carried out at a time, each in a process of its own; workers decide that
     themselves. A run that fails is put on record in its folder while the others go on; the next call tries it again.
+    With `fresh`, what is there already is set aside and run anew.
     """
     if isinstance(jobs, int) and jobs < 1:
         raise DualPromptError(f"--jobs must be at least 1, found {jobs}")
     identities = _Identities(progress)
     asked = [_asked(config, root, identities) for config in configs]
     every = {each.run.folder: each for each in asked}
+    stale = [each.run for each in every.values() if (fresh and fresh.stale(each.run)) or _mixed(each.run)]
+    _set_aside(stale, root, progress)
     missing = [each for each in every.values() if not each.run.finished]
     if len(missing) < len(every):
         progress.note(f"{len(every) - len(missing)} of {len(every)} runs are in {root} already")
     if missing:
+        if others := _Others(missing, root, identities).count:
+            progress.note(f"{others} results of other code are in {root}; they stay there, and are not reused")
         with progress.bar("all runs", len(missing), "runs") as bar:
             tally = _Tally(len(missing), progress, bar)
             if not isinstance(jobs, int):
@@ -96,11 +122,74 @@ def obtain(
     return [every[each.run.folder] for each in asked]
 
 
-def finished(configs: Sequence[RunConfig], root: Path, progress: Progress = SILENT) -> list[Obtained | None]:
-    """Return the run of every config that is finished below `root`, and None for the others; nothing is run."""
+def finished(
+    configs: Sequence[RunConfig], root: Path, progress: Progress = SILENT, any_code: bool = False
+) -> list[Obtained | None]:
+    """Return the run of every config that is finished below `root`, and None for the others; nothing is run.
+
+    With `any_code`, the latest that other code made stands for one that the code at hand has not made.
+    """
     identities = _Identities(progress)
     asked = [_asked(config, root, identities) for config in configs]
-    return [each if each.run.finished else None for each in asked]
+    found = [each if each.run.finished and not _mixed(each.run) else None for each in asked]
+    others = _Others([each for each, own in zip(asked, found, strict=True) if own is None], root, identities)
+    if not any_code:
+        if others.count:
+            progress.note(f"{others.count} results of other code are in {root}; --any-code shows them too")
+        return found
+    return [own or others.latest(each) for each, own in zip(asked, found, strict=True)]
+
+
+class _Others:
+    """Finished runs of other code below a folder that are, but for it, those that are asked for."""
+
+    def __init__(self, asked: Sequence[Obtained], root: Path, identities: _Identities) -> None:
+        self.identities = identities
+        wanted = {self._key(each) for each in asked}
+        methods = {each.config.method["name"] for each in asked}
+        self.runs: dict[Identity, list[Run]] = {}
+        for folder in sorted(root.glob("*-" + 12 * "[0-9a-f]")):
+            run = Run(folder)
+            if folder.name[:-13] in methods and run.finished:
+                with contextlib.suppress(DualPromptError):  # it is damaged; whoever asks for that one will be told
+                    key = _but_for_code(run.identity)
+                    if key in wanted and run.of_other_code:
+                        self.runs.setdefault(key, []).append(run)
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return sum(map(len, self.runs.values()))
+
+    def latest(self, asked: Obtained) -> Obtained | None:
+        """Return the one that was begun last of those that stand for a run."""
+        runs = self.runs.get(self._key(asked))
+        if not runs:
+            return None
+        return replace(asked, run=max(runs, key=lambda run: run.manifest()["started"]), other_code=True)
+
+    def _key(self, asked: Obtained) -> Identity:
+        return _but_for_code(self.identities.of(asked.config))
+
+
+def _but_for_code(identity: Identity) -> Identity:
+    return replace(identity, code=None)
+
+
+def _mixed(run: Run) -> bool:
+    """Return whether a folder holds a run that was continued by other code, and so is nobody's answer."""
+    return run.manifest_path.is_file() and run.code_changed
+
+
+def _set_aside(runs: Sequence[Run], root: Path, progress: Progress) -> None:
+    """Move runs to where no question finds them; nothing is deleted."""
+    for run in runs:
+        with held(run.folder, f"run {run.folder}: {BUSY}"), disk_errors(run.folder):
+            place = root / ASIDE
+            place.mkdir(exist_ok=True)
+            run.folder.rename(beside(place / run.folder.name))
+    if runs:
+        progress.note(f"{len(runs)} runs that were there are now in {root / ASIDE}; new ones take their place")
 
 
 def complain(found: Sequence[Obtained]) -> None:
@@ -145,7 +234,7 @@ class _Identities:
         key = digest([order.model_dump(mode="json"), seed, asdict(view.store)])
         if key not in self.images:
             self.images[key] = build_stream(order, config.seed, view.store, self.progress).fingerprint
-        return Identity(config_digest(config), self.images[key], info.sha256)
+        return Identity(config_digest(config), self.images[key], info.sha256, fingerprint(config.method["name"]))
 
 
 class _Tally:
@@ -167,7 +256,7 @@ class _Tally:
                 moment = time.strftime("%Y-%m-%dT%H:%M:%S%z")
                 write_json(record, {"error": error, "time": moment, "details": details})
             outcome = f"failed: {error}"
-        self.done.append(Obtained(asked.run, asked.config, error))
+        self.done.append(replace(asked, error=error))
         seconds = (time.monotonic() - self.began) / len(self.done)
         left = seconds * (self.total - len(self.done))
         pace = f"{seconds:.0f} s a run" + (f", about {duration(left)} left" if left else "")
@@ -207,7 +296,7 @@ def _carry_out(asked: Obtained, progress: Progress, share: Setup | None) -> Setu
     else:
         if run.folder.name != _name(asked.config, setup.identity):
             raise DualPromptError(
-                f"the images or weights on {platform.node()} are not those that the run was asked for; "
+                f"the images, the weights or the code on {platform.node()} are not those that the run was asked for; "
                 "give every machine the same, and leave them as they are while runs go on"
             )
         Run.create(run.folder, asked.config, setup.stream, setup.weights, setup.precision)

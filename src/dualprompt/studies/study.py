@@ -117,6 +117,7 @@ class Lab:
     buffers: tuple[int, ...] = ()  # buffer sizes and methods that the user asked for
     methods: tuple[str, ...] = ()
     jobs: int = 1
+    fresh: bool = False  # whether what earlier calls left is run anew
 
     @cached_property
     def depth(self) -> int:

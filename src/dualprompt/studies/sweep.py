@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from dualprompt.config import BUFFER_SIZE, RunConfig, compose, merge, nested
+from dualprompt.config import BUFFER_SIZE, RunConfig, compose, load_preset, merge, nested
 from dualprompt.errors import DualPromptError
 from dualprompt.files import digest
 from dualprompt.methods.base import METHODS, Grid, method_config
@@ -20,7 +20,7 @@ from dualprompt.metrics import variance
 from dualprompt.progress import SILENT, Progress
 from dualprompt.studies import paper
 from dualprompt.studies.sheet import Column, Sheet
-from dualprompt.studies.store import Obtained, Workers, obtain
+from dualprompt.studies.store import Fresh, Obtained, Workers, obtain
 from dualprompt.studies.tables import ABSENT
 from dualprompt.training.run import config_digest
 
@@ -111,14 +111,16 @@ class Sweep:
             raise DualPromptError(f"{method}: {error}") from None
         return config
 
-    def run(self, root: Path, progress: Progress = SILENT, jobs: int | Workers = 1) -> list[Try]:
+    def run(
+        self, root: Path, progress: Progress = SILENT, jobs: int | Workers = 1, fresh: Fresh | None = None
+    ) -> list[Try]:
         """Run or reuse every try, then those beyond the edges that win; the best of each method is marked."""
         if self.extend < 0:
             raise DualPromptError(f"--extend must be at least 0, found {self.extend}")
         planned = [(name, *each) for name, tries in self.configs().items() for each in tries]
         tries: list[Try] = []
         while planned:
-            found = obtain([config for _, _, config in planned], root, progress, jobs)
+            found = obtain([config for _, _, config in planned], root, progress, jobs, fresh)
             beyond = bool(tries)
             tries += [Try(name, values, got, beyond) for (name, values, _), got in zip(planned, found, strict=True)]
             planned = self._beyond(tries)
@@ -314,9 +316,20 @@ def winners(tries: Sequence[Try]) -> dict[str, Any]:
     return methods
 
 
-def preset_lines(methods: dict[str, Any]) -> str:
-    """Return the winners as a preset's lines."""
-    return "\n".join(["methods:", *(f"  {name}: {_flow(own)}" for name, own in methods.items())])
+def preset_lines(preset: str, recipe: str | None, methods: dict[str, Any]) -> tuple[str, str]:
+    """Return where in a preset the winners belong, and the lines to put there.
+
+    What is said of methods in that place already is in the lines too, since a key may be there only once.
+    """
+    values = load_preset(preset)
+    chosen = recipe or values.get("recipe")
+    owner = values if chosen is None else values["recipes"][chosen]
+    there = owner.get("methods", {})
+    where = "at the top level of the preset" if chosen is None else f"below recipes.{chosen}"
+    if there:
+        where += ", in place of the methods there"
+    lines = ["methods:", *(f"  {name}: {_flow(own)}" for name, own in merge(there, methods).items())]
+    return where, "\n".join(("" if chosen is None else "    ") + line for line in lines)
 
 
 def _flow(value: Any) -> str:

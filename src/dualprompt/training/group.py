@@ -185,11 +185,14 @@ def _alone(folder: Path) -> AbstractContextManager[Any]:
     return held(folder, f"another process is working on {folder}; wait until that one ends, or stop it first")
 
 
-def resume(folder: Path, progress: Progress = SILENT, elsewhere: dict[str, Any] | None = None) -> list[Run]:
+def resume(
+    folder: Path, progress: Progress = SILENT, elsewhere: dict[str, Any] | None = None, anyway: bool = False
+) -> list[Run]:
     """Continue a group, or a single run, where it stopped; what is finished stays as it is.
 
     `elsewhere` replaces `device`, `devices`, `nodes` or `track`, which do not decide a run's result: it keeps its
-    precision.
+    precision. Runs that other code began, or finished beside others that are not, are refused; or, with `anyway`, put
+    on record as made by both.
     """
     members = [
         replace(member, config=elsewhere_config(folder / member.folder, member.config, elsewhere or {}))
@@ -200,7 +203,14 @@ def resume(folder: Path, progress: Progress = SILENT, elsewhere: dict[str, Any] 
         return [member.run(folder) for member in members]
     for member in members:
         require(member.config.track)
+    begun = [run for run in (member.run(folder) for member in members) if run.manifest_path.is_file()]
+    if not anyway:
+        for run in begun:
+            run.check_code()
     with _alone(folder):
+        if speaks():
+            for run in (run for run in begun if not run.finished):
+                run.accept_code()
         return _run(members, folder, progress, None)
 
 

@@ -377,6 +377,11 @@ class _Work:
     optimiser: torch.optim.Optimizer
 
 
+def effective_lr(config: TrainConfig) -> float:
+    """Return the learning rate after scaling."""
+    return config.lr * config.batch_size / 256 if config.lr_scale == "batch/256" else config.lr
+
+
 def make_optimiser(
     method: Method, config: TrainConfig, lr: float | None = None, device: torch.device | None = None
 ) -> torch.optim.Optimizer:
@@ -384,7 +389,7 @@ def make_optimiser(
 
     `lr` is the phase's own learning rate, if it has one. Parameters that start at the same rate make a group.
     """
-    start = config.effective_lr if lr is None else lr
+    start = effective_lr(config) if lr is None else lr
     alike: dict[float, list[tuple[str, nn.Parameter]]] = {}
     for name, parameter in method.trainable().items():
         own = method.own_lr(name)

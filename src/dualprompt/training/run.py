@@ -38,6 +38,7 @@ from dualprompt.files import MOST_JSON, digest, disk_errors, read_bytes, reason,
 from dualprompt.metrics import summarise
 from dualprompt.progress import Progress
 from dualprompt.training.checkpoint import Checkpoints, State
+from dualprompt.training.code import fingerprint
 
 # Carrying a run out elsewhere, saving it more often or showing it to a tracker does not change what it is.
 CIRCUMSTANCES = {"device", "devices", "nodes", "checkpoint", "compile", "track"}
@@ -68,11 +69,12 @@ class Identity:
     config: str
     data: str
     weights: str
+    code: str | None = None  # runs from before it was noted: nobody knows which
 
     @classmethod
     def of(cls, config: RunConfig, stream: TaskStream, weights: CheckpointInfo) -> Identity:
-        """Return the identity of a run of `config` on this stream with these weights."""
-        return cls(config_digest(config), stream.fingerprint, weights.sha256)
+        """Return the identity of a run of `config` on this stream with these weights, by the code at hand."""
+        return cls(config_digest(config), stream.fingerprint, weights.sha256, fingerprint(config.method["name"]))
 
 
 class _TaskRecord(Record):
@@ -86,6 +88,7 @@ class _IdentityRecord(Record):
     config: str
     data: str
     weights: str
+    code: str | None = None  # once it was not noted
 
 
 class _BackboneRecord(Record):
@@ -96,6 +99,13 @@ class _BackboneRecord(Record):
 class _GitRecord(Record):
     commit: str
     changed_files: Count
+
+
+class _ContinuationRecord(Record):
+    code: str
+    dualprompt: str
+    time: str
+    git: _GitRecord | None
 
 
 class ManifestRecord(Record):
@@ -113,6 +123,7 @@ class ManifestRecord(Record):
     tasks: list[_TaskRecord]
     versions: dict[str, str | None]
     git: _GitRecord | None
+    continued_by_other_code: tuple[_ContinuationRecord, ...] = ()
 
 
 class _Size(Record):
@@ -160,6 +171,7 @@ class ResultRecord(Record):
     queries: str
     buffer: _BufferRecord | None
     skipped_images: Count
+    code_changed: bool = False  # whether it was begun by one code and continued by another
 
     @model_validator(mode="after")
     def _consistent(self) -> ResultRecord:
@@ -331,13 +343,58 @@ class Run:
             )
 
     def check_same(self, found: Identity) -> None:
-        """Refuse to go on with other data or weights than the run began with."""
-        began = Identity(**self.manifest()["identity"])
+        """Refuse other data or weights than the run began with."""
+        began = self.identity
         for what, remedy in (("data", "restore the images"), ("weights", "restore the weights file")):
             if getattr(began, what) != getattr(found, what):
                 raise DualPromptError(
                     f"the {what} of run {self.folder} changed since it began; {remedy} or start a new run"
                 )
+
+    @property
+    def identity(self) -> Identity:
+        """What decided the result, as the manifest says."""
+        return Identity(**self.manifest()["identity"])
+
+    @property
+    def code_changed(self) -> bool:
+        """Whether it was continued by other code than it began with."""
+        return bool(self.manifest().get("continued_by_other_code"))
+
+    @property
+    def of_other_code(self) -> bool:
+        """Whether other code than that at hand made it, all or in part; a run that does not say counts so too."""
+        return self.code_changed or self.identity.code != fingerprint(self.config().method["name"])
+
+    def check_code(self) -> None:
+        """Refuse to go on with other code than the run began with, or was last continued with."""
+        if self._last_code() != fingerprint(self.config().method["name"]):
+            manifest = self.manifest()
+            commit = (manifest.get("git") or {}).get("commit", "")[:12]
+            began = f"dualprompt {manifest['dualprompt']}" + (f", commit {commit}" if commit else "")
+            raise DualPromptError(
+                f"run {self.folder} was made by other code ({began}); go on with that version, start a new run, "
+                "or mix both with `dualprompt resume --anyway`, which its result will say"
+            )
+
+    def accept_code(self) -> None:
+        """Put on record that the code at hand goes on with a run, if it is not what made it so far."""
+        code = fingerprint(self.config().method["name"])
+        if self._last_code() == code:
+            return
+        manifest = self.manifest()
+        now = {
+            "code": code,
+            "dualprompt": __version__,
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "git": git_state(),
+        }
+        manifest["continued_by_other_code"] = [*manifest.get("continued_by_other_code", []), now]
+        write_json(self.manifest_path, manifest)
+
+    def _last_code(self) -> str | None:
+        continued = self.manifest().get("continued_by_other_code")
+        return continued[-1]["code"] if continued else self.identity.code
 
     @property
     def precision(self) -> str:
@@ -427,6 +484,7 @@ class Run:
 
     def finish(self, result: dict[str, Any]) -> None:
         """Write the final numbers; the listener hears them first, since a finished run says nothing more."""
+        result |= {"code_changed": True} if self.code_changed else {}
         if self.listener is not None:
             self.listener({"event": "result"} | result)
         write_json(self.result_path, result)
