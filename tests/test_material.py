@@ -30,7 +30,7 @@ REHEARSE = {"er", "der++", "gdumb", "bic", "co2l"}
 
 
 def make(name: str) -> Method:
-    return METHODS[name](method_config({"name": name}), tiny_vit(depth=5))
+    return METHODS[name](method_config({"name": name}), tiny_vit(depth=12))
 
 
 def numbered_images(first: int, labels: list[int]) -> Subset:
