@@ -39,29 +39,35 @@ PROMPTS = ("test_dualprompt", "test_reference_step")
 PROTOTYPES = ("test_methods_prototypes",)
 REGULARISED = ("test_methods_regularised", "test_rates")
 REHEARSAL = ("test_methods_rehearsal",)
-LIVES = tuple(f"test_methods_life.py::test_a_life[{name}]" for name in ("dualprompt", "er"))
+
+
+def lives(*names: str) -> tuple[str, ...]:
+    """Return the tests that take methods through a whole life."""
+    return tuple(f"test_methods_life.py::test_a_life[{name}]" for name in names)
+
+
 # The tests that are run for a file, quick ones first.
 TESTS: dict[str, tuple[str, ...]] = {
     "metrics": ("test_metrics",),
     "training/evaluate": ("test_evaluate", "test_dualprompt", "test_predictions", "test_cli.py::test_eval"),
     "training/buffer": ("test_buffer", "test_material", *REHEARSAL),
-    "training/checkpoint": ("test_rates", *LIVES, "test_hostile_files", "test_kill"),
+    "training/checkpoint": ("test_rates", *lives("dualprompt", "er"), "test_hostile_files", "test_kill"),
     "prompts/attach": ("test_prompts", *PROMPTS),
     "prompts/bank": ("test_prompts", *PROMPTS),
-    "methods/base": (*PROMPTS, "test_methods_prompts", *REHEARSAL, *LIVES),
-    "methods/dualprompt": (*PROMPTS, "test_golden", *PROTOTYPES, *LIVES),
+    "methods/base": (*PROMPTS, "test_methods_prompts", *REHEARSAL, *lives("dualprompt")),
+    "methods/dualprompt": (*PROMPTS, "test_golden", *PROTOTYPES, *lives("dualprompt")),
     "methods/prompted": (*PROMPTS, "test_methods_prompts"),
     "methods/coda_prompt": ("test_methods_prompts",),
     "methods/l2p": ("test_methods_prompts", "test_reference_step"),
-    "methods/dualprompt_rp": ("test_dualprompt_rp",),
-    "methods/experts": ("test_dualprompt_rp", *PROMPTS, *PROTOTYPES),
+    "methods/dualprompt_rp": ("test_dualprompt_rp", *lives("dualprompt-rp")),
+    "methods/experts": ("test_dualprompt_rp", *PROTOTYPES, *lives("dualprompt-rp")),
     "methods/ranpac": (*PROTOTYPES, "test_dualprompt_rp"),
     "methods/frozen_head": (*PROMPTS, "test_material"),
     "methods/heads": (*PROMPTS, *REGULARISED),
     **{f"methods/{name}": REGULARISED for name in ("ewc", "finetune", "lwf", "upper_bound")},
     **{f"methods/{name}": REHEARSAL for name in ("bic", "co2l", "derpp", "er", "gdumb", "rehearsal")},
     **{f"methods/{name}": PROTOTYPES for name in ("closed_form", "klda", "lda", "ridge", "simple_cil", "statistics")},
-    "methods/ridge_head": (*PROTOTYPES, "test_dualprompt_rp"),
+    "methods/ridge_head": (*PROTOTYPES, *lives("dualprompt, ridge")),
 }
 
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
@@ -147,7 +153,9 @@ def _mistakes(node: ast.AST) -> Iterator[tuple[str, str]]:
             yield "negation", ast.unparse(other.operand)
         case ast.Constant(value=bool()):
             yield "constant", str(not other.value)
-        case ast.Constant(value=int() | float() as number):
+        case ast.Constant(value=float() as number):
+            yield "constant", repr(number * 2 if number else 1.0)
+        case ast.Constant(value=int() as number):
             yield "constant", repr(number + random.Random(f"{other.lineno}:{other.col_offset}").choice((1, -1)))
         case ast.IfExp():
             other.test = ast.UnaryOp(ast.Not(), other.test)
