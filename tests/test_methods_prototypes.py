@@ -142,6 +142,15 @@ def test_ranpac_does_not_depend_on_the_order_of_tasks() -> None:
     torch.testing.assert_close(logits, swapped.roll(3, dims=1), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("count", [0, 1, 2, 7])
+def test_the_error_from_sums_is_the_mean_over_the_samples(count: int) -> None:
+    features, labels = torch.randn(count, 4, generator=seeded(1)), torch.arange(count) % 3
+    weight = torch.randn(4, 3, generator=seeded(2)).double()
+    residual = features.double() @ weight - torch.nn.functional.one_hot(labels, 3)
+    expected = float(residual.square().sum()) / count if count else 0.0
+    assert Moments.of(features, labels, 3, lambda rows: rows).error(weight) == pytest.approx(expected)
+
+
 def test_strength_is_the_one_that_errs_least_on_what_was_held_out() -> None:
     features, labels = blobs(0, [20, 30, 25], spread=8.0)
     fit, held_out = (Moments.of(features[part], labels[part], 3, lambda x: x) for part in (slice(35), slice(35, None)))
