@@ -236,6 +236,9 @@ def test_judging_in_the_middle_of_a_task_sees_the_weights_of_that_moment(
             torch.testing.assert_close(recorded[2], plain[2], rtol=1e-4, atol=1e-4)
             assert recorded[1].equal(plain[1])
             assert recorded[0] == plain[0]
+            copy = begun()  # knows the weights of this moment, and nothing that was remembered of others
+            copy.load_state({key: value.clone() for key, value in method.state().items()})
+            torch.testing.assert_close(recorded[2], judged(copy, made, [task], False)[2], rtol=1e-4, atol=1e-4)
             seen.append(recorded[2])
     assert not torch.allclose(seen[0], seen[1], atol=1e-3), "learning that changes nothing shows nothing"
     for key, value in twin.state().items():
