@@ -83,6 +83,13 @@ NAMES = {
     "sum": "mean", "mean": "sum", "any": "all", "all": "any", "log_softmax": "softmax", "zeros": "ones",
     "ones": "zeros", "sin": "cos", "cos": "sin", "no_grad": "enable_grad",
 }  # fmt: skip
+# Mutants that no test can kill, since they change nothing that is ever read: file, part of the line, why.
+EQUIVALENT = (
+    ("methods/statistics.py", "torch.empty(0, dim), persistent", "replaced before anything is matched"),
+    ("methods/statistics.py", 'if values.device.type == "mps"', "differs on Apple's GPUs only"),
+    ("prompts/bank.py", "[torch.empty(0)] * len(e_prompts)", "stands for keys where there are none"),
+    ("prompts/bank.py", "nn.Parameter(torch.zeros(self.g_shape))", "drawn or loaded before it is used"),
+)
 DROPPED = {"detach", "clone", "normalize", "contiguous", "abs", "square", "sqrt", "float", "flatten"}
 
 
@@ -255,6 +262,12 @@ def preload() -> None:
     assert "dualprompt" not in sys.modules
 
 
+def _equivalent(mutant: Mutant) -> str:
+    """Return why a mutant is none, if it is known to change nothing."""
+    line = (ROOT / PACKAGE / mutant.file).read_text().splitlines()[mutant.line - 1]
+    return next((why for file, part, why in EQUIVALENT if file == mutant.file and part in line), "")
+
+
 def campaign(mutants: list[Mutant], minutes: float, out: Path, facts: dict[str, Any]) -> dict[str, Any]:
     """Judge mutants one after another until the time is over; what is known so far is in `out` all the time."""
     preload()
@@ -270,7 +283,9 @@ def campaign(mutants: list[Mutant], minutes: float, out: Path, facts: dict[str, 
                 mutant, tests if "methods" not in mutant.file else (*tests, "test_methods_contract")
             )
             took = round(time.monotonic() - began, 1)
-            judged.append(asdict(mutant) | {"outcome": outcome, "test": test, "seconds": took})
+            why = _equivalent(mutant) if outcome == "survived" else ""
+            facts_of = {"outcome": "equivalent" if why else outcome, "why": why, "test": test, "seconds": took}
+            judged.append(asdict(mutant) | facts_of)
             what = f"{mutant.file}:{mutant.line} {mutant.kind}: {mutant.before!r} → {mutant.after!r}"
             sys.stderr.write(f"{outcome}: {what}\n")
             files: dict[str, Counter[str]] = {}
@@ -302,7 +317,11 @@ def main() -> None:
     chosen = random.Random(options.seed).sample(every, min(options.count, len(every)))
     if options.again:
         old = json.loads(options.again.read_text())["mutants"]
-        chosen = [Mutant(**{k: e[k] for k in Mutant.__annotations__}) for e in old if e["outcome"] != "killed"]
+        chosen = [
+            Mutant(**{k: e[k] for k in Mutant.__annotations__})
+            for e in old
+            if e["outcome"] in ("survived", "timed out")
+        ]
     facts = {"seed": options.seed, "possible": len(every)}
     counts = campaign(chosen, options.minutes, options.out, facts).get("counts", {})
     sys.stdout.write(json.dumps(counts) + "\n")
