@@ -106,6 +106,7 @@ class Says(FrozenHead):
 
     def predict(self, batch: Batch, selection: Selection | None = None) -> Prediction:
         assert not self.training
+        assert not torch.is_grad_enabled(), "what is judged needs no graph"
         said = (batch.images[:, :, 0, 0] * 255).round().long()
         logits = torch.nn.functional.one_hot(said[:, 0], 6) * said[:, 1:2].float() / 10
         return Prediction(logits, said[:, 2])
