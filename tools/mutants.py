@@ -96,6 +96,7 @@ NAMES = {
 EQUIVALENT = (
     ("methods/statistics.py", "torch.empty(0, dim), persistent", "replaced before anything is matched"),
     ("methods/statistics.py", 'if values.device.type == "mps"', "differs on Apple's GPUs only"),
+    ("training/buffer.py", "zip(labels.tolist(), chances, strict=True)", "equally long, as they were made"),
     ("prompts/bank.py", "[torch.empty(0)] * len(e_prompts)", "stands for keys where there are none"),
     ("prompts/bank.py", "nn.Parameter(torch.zeros(self.g_shape))", "drawn or loaded before it is used"),
 )
