@@ -30,8 +30,7 @@ REHEARSE = {"er", "der++", "gdumb", "bic", "co2l"}
 
 
 def make(name: str) -> Method:
-    few = {"e_layers": (3, 4)} if name == "dualprompt-rp" else {}  # its default wants twelve layers
-    return METHODS[name](method_config({"name": name, **few}), tiny_vit(depth=5))
+    return METHODS[name](method_config({"name": name}), tiny_vit(depth=12))
 
 
 def numbered_images(first: int, labels: list[int]) -> Subset:

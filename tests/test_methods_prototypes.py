@@ -29,6 +29,7 @@ from dualprompt.methods.statistics import (
     Discriminant,
     GaussianMatching,
     KeyMatching,
+    class_means,
     packed,
     realign,
     shrunk,
@@ -55,6 +56,11 @@ def blobs(task: int, sizes: list[int], spread: float = 1.0) -> tuple[Tensor, Ten
 def known(features: Tensor) -> Batch:
     """A batch of which only the frozen features are known."""
     return Batch(lambda: pytest.fail("no image is needed"), torch.zeros(len(features), dtype=torch.int64), features)
+
+
+def test_means_of_classes_by_hand() -> None:
+    features, labels = torch.tensor([[1.0, 2.0], [3.0, 6.0], [5.0, -1.0]]), torch.tensor([0, 0, 2])
+    assert class_means(features, labels, 3).tolist() == [[2.0, 4.0], [0.0, 0.0], [5.0, -1.0]]
 
 
 def test_simple_cil_compares_with_class_means() -> None:
@@ -120,11 +126,29 @@ def test_ranpac_keeps_no_more_for_more_tasks_but_a_column_a_class() -> None:
     }
 
 
+def test_sums_that_hold_both_triangles_are_read() -> None:
+    one, other = learn_ranpac([0, 1], strength=10.0), learn_ranpac([0, 1], strength=10.0)
+    name, state = "projected.ridge.gram", {key: value.clone() for key, value in one.state().items()}
+    other.state()[name].zero_()
+    other.load_state(state | {name: unpacked(state[name], 50)})
+    assert torch.equal(other.state()[name], state[name])
+    assert float(state[name].abs().max()) > 0
+
+
 def test_ranpac_does_not_depend_on_the_order_of_tasks() -> None:
     one, other = learn_ranpac([0, 1], strength=10.0), learn_ranpac([1, 0], strength=10.0)
     tests = blobs(0, [5, 5, 5])[0]
     logits, swapped = one.predict(known(tests)).logits, other.predict(known(tests)).logits
     torch.testing.assert_close(logits, swapped.roll(3, dims=1), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 7])
+def test_the_error_from_sums_is_the_mean_over_the_samples(count: int) -> None:
+    features, labels = torch.randn(count, 4, generator=seeded(1)), torch.arange(count) % 3
+    weight = torch.randn(4, 3, generator=seeded(2)).double()
+    residual = features.double() @ weight - torch.nn.functional.one_hot(labels, 3)
+    expected = float(residual.square().sum()) / count if count else 0.0
+    assert Moments.of(features, labels, 3, lambda rows: rows).error(weight) == pytest.approx(expected)
 
 
 def test_strength_is_the_one_that_errs_least_on_what_was_held_out() -> None:

@@ -82,9 +82,20 @@ def test_the_variance_of_an_accuracy_is_that_of_coin_tosses() -> None:
 
 @pytest.mark.parametrize("wrong", [[], [[1.0, 2.0]], [[1.0], [2.0]], [[1.0], [2.0, 3.0], [4.0, 5.0, 6.0, 7.0]]])
 def test_a_matrix_that_is_not_lower_triangular_is_refused(wrong: list[list[float]]) -> None:
-    for metric in (metrics.average_accuracy, metrics.forgetting, metrics.backward_transfer, metrics.learning_accuracy):
+    alone = (metrics.average_accuracy, metrics.forgetting, metrics.backward_transfer, metrics.learning_accuracy)
+    for metric in (*alone, metrics.mean_over_steps):
         with pytest.raises(ValueError, match="accuracy matrix"):
             metric(wrong)
+    for metric in (metrics.image_weighted_accuracy, metrics.variance):
+        with pytest.raises(ValueError, match="accuracy matrix"):
+            metric(wrong, [1] * (len(wrong[-1]) if wrong else 0))
+
+
+@pytest.mark.parametrize("images", [[10, 30], [10, 30, 40, 50]])
+def test_numbers_of_images_that_do_not_fit_the_tasks_are_refused(images: list[int]) -> None:
+    for metric in (metrics.image_weighted_accuracy, metrics.variance):
+        with pytest.raises((ValueError, TypeError)):
+            metric(THREE, images)
 
 
 @st.composite

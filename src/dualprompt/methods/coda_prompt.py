@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -81,6 +81,12 @@ class CodaPrompt(Prompted):
             part[-1].requires_grad_(False)
         part.append(nn.Parameter(rows.to(self.backbone.cls_token.device)))
         self._joined = None
+
+    def train(self, mode: bool = True) -> Self:
+        """Forget the joined components before training: steps replayed as a CUDA graph run no Python that would."""
+        if mode:
+            self._joined = None
+        return super().train(mode)
 
     def _components(self) -> list[Tensor]:
         return [torch.cat(list(part), dim=1) for part in self._parts.values()]

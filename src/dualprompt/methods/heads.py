@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -45,6 +46,12 @@ class GrowingHead(nn.Module):
         self.bias.append(nn.Parameter(bias.to(device)))
         self.classes += len(bias)
         self._joined = None
+
+    def train(self, mode: bool = True) -> Self:
+        """Forget the joined rows before training: steps replayed as a CUDA graph run no Python that would."""
+        if mode:
+            self._joined = None
+        return super().train(mode)
 
     def newest(self, features: Tensor) -> Tensor:
         """Return the logits of the newest task's classes, (batch, classes of that task)."""

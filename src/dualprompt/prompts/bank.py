@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -119,6 +119,12 @@ class PromptBank(nn.Module):
                 self.task_key[-1].requires_grad_(False)
             self.task_key.append(nn.Parameter(key.to(self.g_prompt.device)))
         self._stacked = None
+
+    def train(self, mode: bool = True) -> Self:
+        """Forget the stack before training: steps replayed as a CUDA graph run no Python that would."""
+        if mode:
+            self._stacked = None
+        return super().train(mode)
 
     def training_prompts(self) -> Prompts:
         """Return what the layers receive while the newest task is learned."""

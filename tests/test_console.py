@@ -1,0 +1,153 @@
+"""What is shown of long work: the figures beside a bar are those on record, and nothing of it is among results."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from dualprompt.config import compose
+from dualprompt.console import Terminal
+from dualprompt.progress import Bar, Progress
+from dualprompt.training import group
+from dualprompt.training.loop import train
+from dualprompt.training.run import Run
+from dualprompt.training.setup import prepare
+from sandbox import World, call
+
+
+@dataclass
+class Shown(Bar):
+    """A bar that remembers."""
+
+    label: str
+    total: float | None
+    unit: str
+    done: float
+    remarks: list[str] = field(default_factory=list)
+
+    def advance(self, amount: float = 1) -> None:
+        self.done += amount
+
+    def say(self, text: str) -> None:
+        self.remarks.append(text)
+
+
+class Listener(Progress):
+    """Takes down all that would be shown."""
+
+    def __init__(self) -> None:
+        self.bars: list[Shown] = []
+        self.notes: list[str] = []
+
+    @contextlib.contextmanager
+    def bar(self, description: str, total: float | None, unit: str = "it", done: float = 0) -> Iterator[Bar]:
+        self.bars.append(Shown(description, total, unit, done))
+        yield self.bars[-1]
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+@pytest.fixture(scope="module")
+def learned(world: World, tmp_path_factory: pytest.TempPathFactory) -> tuple[Listener, Path, dict[str, Any]]:
+    """A run that somebody listens to."""
+    config = group.plan([compose(str(world.preset), None, {})], baseline=False)[0].config
+    listener = Listener()
+    setup = prepare(config, listener)
+    folder = tmp_path_factory.mktemp("listened") / "run"
+    run = Run.create(folder, config, setup.stream, setup.weights, setup.precision)
+    return listener, folder, train(setup, run, listener)
+
+
+def log_of(folder: Path, event: str) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["event"] == event]
+
+
+def test_every_bar_says_which_work_it_is_and_ends_full(learned: tuple[Listener, Path, dict[str, Any]]) -> None:
+    listener, _, result = learned
+    work = [bar for bar in listener.bars if bar.unit == "img"]
+    assert all(bar.done == bar.total for bar in work)
+    tasks = [bar for bar in work if bar.label.startswith("task ")]
+    assert [bar.label for bar in tasks] == [f"task {n + 1}/3 {name}" for n, name in enumerate(result["tasks"])]
+    assert [bar.total for bar in tasks] == [2 * 13] * 3
+    assert [bar.total for bar in work if bar.label == "evaluate"] == [9, 18, 27]
+    assert {bar.label for bar in work if bar not in tasks} == {"evaluate", "frozen features"}
+
+
+def test_the_remark_beside_a_task_is_the_epochs_loss(learned: tuple[Listener, Path, dict[str, Any]]) -> None:
+    listener, folder, _ = learned
+    remarks = [remark for bar in listener.bars for remark in bar.remarks]
+    assert remarks == [f"loss {line['loss']:.3f}" for line in log_of(folder, "epoch")]
+    assert len(remarks) == 3 * 2
+
+
+def test_the_note_after_a_task_has_the_numbers_on_record(learned: tuple[Listener, Path, dict[str, Any]]) -> None:
+    listener, folder, result = learned
+    notes = [note for note in listener.notes if note.startswith("after task ")]
+    for note, line in zip(notes, log_of(folder, "task"), strict=True):
+        mean, matching = (sum(line[what]) / len(line[what]) for what in ("accuracy", "matching"))
+        assert re.findall(r"[\d.]+ %", note) == [f"{value:.2f} %" for value in (mean, line["accuracy"][-1], matching)]
+        assert note.startswith(f"after task {line['task']} ({line['name']}): A = ")
+    assert f"A = {result['average_accuracy']:.2f} %" in notes[-1]
+    assert f"matching {result['matching_accuracy']:.2f} %" in notes[-1]
+
+
+def screen(**options: Any) -> tuple[Terminal, io.StringIO]:
+    text = io.StringIO()
+    return Terminal(Console(file=text, width=150, **options)), text
+
+
+def test_a_terminal_shows_label_count_and_remark_while_work_lasts_and_keeps_notes() -> None:
+    terminal, text = screen(force_terminal=True)
+    with terminal:
+        with terminal.bar("task 2/3 elm", 1300, "img", done=300) as bar:
+            bar.advance(200)
+            bar.say("loss 0.125")
+            terminal._bars.refresh()
+            seen = text.getvalue()
+            terminal.note("a [bold]note[/bold] with 12 %")
+        with terminal.bar("fetch", 5_000_000, "B") as bar:
+            bar.advance(2_000_000)
+            terminal._bars.refresh()
+        after = len(text.getvalue())
+        terminal._bars.refresh()
+    for part in ("task 2/3 elm", "500/1,300 img", "loss 0.125"):
+        assert part in re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", seen), part
+    assert "a [bold]note[/bold] with 12 %\n" in text.getvalue()
+    assert "2.0 MB/5.0 MB" in text.getvalue()
+    assert "task 2/3" not in text.getvalue()[after:]
+    assert "fetch" not in text.getvalue()[after:]
+
+
+@pytest.mark.parametrize(("options", "shown"), [({}, "a note\n"), ({"quiet": True}, "")], ids=["file", "quiet"])
+def test_where_there_is_no_terminal_only_notes_are_shown(options: dict[str, bool], shown: str) -> None:
+    terminal, text = screen(force_terminal=False, **options)
+    with terminal, terminal.bar("task 1/3 elm", 10, "img") as bar:
+        bar.advance(4)
+        bar.say("loss 1.000")
+        terminal.note("a note")
+    assert text.getvalue() == shown
+
+
+def test_results_and_progress_are_apart(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = call("run", world.preset, "--out", tmp_path / "run", "--no-baseline", "--json")
+    assert done.out == json.dumps(done.json, indent=2) + "\n"
+    told = [line for line in done.err.splitlines() if line.startswith("after task ")]
+    means = [sum(line["accuracy"]) / len(line["accuracy"]) for line in log_of(tmp_path / "run", "task")]
+    assert all(f"A = {mean:.2f} %" in line for line, mean in zip(told, means, strict=True))
+    assert all(name in line for name, line in zip(done.json["tasks"], told, strict=True))
+    table = call("show", tmp_path / "run")
+    assert table.err == ""
+    assert "after task 1 (" not in table.out
+    monkeypatch.setenv("RANK", "1")  # another process speaks for all
+    assert call("run", world.preset, "--out", tmp_path / "other", "--no-baseline", "--json").err == ""
