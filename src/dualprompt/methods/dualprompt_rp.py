@@ -27,7 +27,7 @@ from dualprompt.methods.base import (
     below,
     numbered,
 )
-from dualprompt.methods.experts import Experts, ExpertsConfig, Projected, settle
+from dualprompt.methods.experts import SHARPNESS, Experts, ExpertsConfig, Projected, settle
 from dualprompt.methods.heads import GrowingHead
 from dualprompt.methods.statistics import generator_for
 from dualprompt.prompts.bank import vote
@@ -94,7 +94,8 @@ class DualPromptRP(Experts):
         for projected, head, features in zip(
             (self.by_shared, self.by_own), (self.task_head, self.head), self.read_all(task, shared, own), strict=True
         ):
-            settle(head, projected.ridge.add(features, labels, task.classes, None, task.generator, share))
+            solved = projected.ridge.add(features, labels, task.classes, None, task.generator, share)
+            settle(head, [SHARPNESS * rows for rows in solved])
         self.end_training()
         self._note_classes()
 

@@ -69,8 +69,12 @@ class Projected(nn.Module):
         self.ridge.restore(below("ridge.", state))
 
 
+SHARPNESS = 10.0
+"""What regression scores, about 0 to 1, are multiplied by: as logits of 0 to 1 they would leave every class likely."""
+
+
 def settle(head: GrowingHead, weights: Sequence[Tensor]) -> None:
-    """Give a head the rows that a regression found, a tensor a task; they are not trained."""
+    """Give a head rows that were solved for, a tensor a task; they are not trained."""
     head.restore(weights, [rows.new_zeros(len(rows)) for rows in weights], train_old=False)
     head.requires_grad_(False)
 

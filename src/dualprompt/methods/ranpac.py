@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dualprompt.backbones.vit import Prompts, VisionTransformer
 from dualprompt.methods.base import METHODS, Batch, Grid, MethodConfig, Phase, Prediction, Selection, TaskView, below
-from dualprompt.methods.experts import Experts, ExpertsConfig, Projected, settle
+from dualprompt.methods.experts import SHARPNESS, Experts, ExpertsConfig, Projected, settle
 from dualprompt.methods.statistics import generator_for
 
 
@@ -85,7 +85,8 @@ class RanPAC(Experts):
             features = task.queries().float()
         else:
             [features] = self.read_all(task, self._prompts())
-        settle(self.head, self.projected.ridge.add(features, labels, task.classes, self.config.strength, generator))
+        solved = self.projected.ridge.add(features, labels, task.classes, self.config.strength, generator)
+        settle(self.head, [SHARPNESS * rows for rows in solved])
         self.end_training()
 
     @torch.no_grad()
