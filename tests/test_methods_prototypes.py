@@ -533,3 +533,21 @@ def test_options_at_their_defaults_leave_no_trace() -> None:
     for bad in ({"head": "lda"}, {"matching": "mean"}, {"ridge_strength": 0}, {"keys_per_task": 0}):
         with pytest.raises(DualPromptError, match=next(iter(bad))):
             method_config({"name": "dualprompt", **bad})
+
+
+@pytest.mark.parametrize("strength", [None, 1.0])
+def test_features_that_are_not_finite_are_refused(strength: float | None) -> None:
+    ridge = Ridge(6, lambda x: x)
+    features = torch.randn(10, 6, generator=seeded(1))
+    features[3, 2] = float("nan")
+    with pytest.raises(DualPromptError, match="not finite; lower train.lr"):
+        ridge.add(features, torch.arange(10) % 2, 2, strength, seeded(2))
+
+
+@pytest.mark.parametrize("images", [1, 2, 3, 4])
+def test_few_images_do_not_choose_a_strength_that_fits_them_alone(images: int) -> None:
+    ridge = Ridge(6, lambda x: x)
+    features = torch.randn(images, 6, generator=seeded(3))
+    [weight] = ridge.add(features, torch.arange(images) % 2, 2, None, seeded(4))
+    assert torch.isfinite(weight).all()
+    assert float(weight.abs().max()) < 10

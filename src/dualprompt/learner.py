@@ -50,7 +50,7 @@ from dualprompt.learning.pictures import (
     read_some,
 )
 from dualprompt.learning.results import Answer, Calibration, Evaluation, Level, Score, TaskInfo
-from dualprompt.methods.base import METHODS, Method, method_config
+from dualprompt.methods.base import METHODS, Method, method_config, numbered
 from dualprompt.methods.frozen_head import FrozenHead
 from dualprompt.progress import SILENT, Progress
 from dualprompt.training.checkpoint import State
@@ -456,7 +456,8 @@ class ContinualLearner:
         """Forget a task, by name or id, or a class; return what was forgotten. `kind` says which of both is meant.
 
         Its classes can never be predicted again. The logits of all others stay as they are, bit for bit, for every
-        image that was not matched to a task that is gone. Of a task, the E-Prompt, key, means, covariance and head
+        image that was not matched to a task that is gone; dualprompt-rp matches by classes, so there it holds for
+        every image whose match stays the same, up to rounding. Of a task, the E-Prompt, key, means, covariance and head
         rows are removed; of a class, its means and rows. What tasks share was shaped by the forgotten one too, and
         stays as it is: the G-Prompt, the covariance of all classes that matches images to tasks, later E-Prompts
         that began where this one ended, and the other rows. Forgetting the last class removes that as well. Methods
@@ -498,7 +499,8 @@ class ContinualLearner:
     @property
     def shares_prompts(self) -> bool:
         """Whether the method keeps nothing for a task alone but the classifier's rows."""
-        return not set(self._model.method.of_task) - set(HEAD)
+        own = set(self._model.method.of_task) - set(HEAD)
+        return not any(numbered(self._model.kept.state, prefix) for prefix in own)
 
     def info(self) -> dict[str, Any]:
         """Return what it knows and what it is made of, as JSON has it."""

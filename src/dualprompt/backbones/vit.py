@@ -53,8 +53,9 @@ class LayerPrompt:
 
 
 Prompts = Mapping[int, LayerPrompt]
-Outputs = Literal["class", "prompts", "class+patches"]
 """Layer number, counted from 1 as in the paper, to what that layer receives."""
+
+Outputs = Literal["class", "prompts", "class+patches"]
 
 
 class Attention(nn.Module):

@@ -210,6 +210,8 @@ def do_table(options: argparse.Namespace) -> None:
             options.benchmark, lines, seeds, root, terminal, jobs, options.stored, options.any_code, fresh
         )
     reference = next((row for row in rows if row.line is against), None)
+    if reference is None and options.against not in (None, "none"):
+        raise DualPromptError(f"--against: no run of '{options.against}' is finished; leave --stored out to run it")
     sheet = main_table.sheet(rows, reference)
     suffix = options.out.suffix if options.out else ""
     form = options.format or {".md": "markdown", ".tex": "latex", ".csv": "csv"}.get(suffix, "text")

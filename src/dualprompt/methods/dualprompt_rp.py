@@ -34,7 +34,7 @@ from dualprompt.prompts.bank import vote
 
 
 class DualPromptRPConfig(ExpertsConfig):
-    """Options of `dualprompt-rp`; the defaults were chosen on validation images (docs/experiments)."""
+    """Options of `dualprompt-rp`. `reads` was chosen on validation images; the other defaults were set by hand."""
 
     name: str = "dualprompt-rp"
     reads: Literal["class", "class+patches"] = Field(
@@ -100,11 +100,13 @@ class DualPromptRP(Experts):
         self._note_classes()
 
     def _note_classes(self) -> None:
+        """Note the task of each class, and its row in `head`: all of them, unless some are of forgotten classes."""
         device = self.shared_prompt.device
-        sizes = torch.tensor([len(rows) for rows in self.task_head.bias])
+        sizes = torch.tensor([len(rows) for rows in self.task_head.bias], dtype=torch.int64)
         self.task_of = torch.arange(len(sizes)).repeat_interleave(sizes).to(device)
-        rows = [rows.abs().amax(dim=1) > 0 for rows in self.head.weight]
-        self.row_of = torch.cat(rows).nonzero()[:, 0] if rows else self.task_of
+        self.row_of = torch.arange(self.head.classes, device=device)
+        if self.head.classes != self.task_head.classes:
+            self.row_of = torch.cat([rows.abs().amax(dim=1) for rows in self.head.weight]).nonzero()[:, 0]
 
     @torch.no_grad()
     def predict(self, batch: Batch, selection: Selection | None = None) -> Prediction:
@@ -126,6 +128,10 @@ class DualPromptRP(Experts):
             return batch.task
         selected = self.task_of[scores.argmax(dim=1)]
         return vote(selected) if selection == "batch_vote" else selected
+
+    def additional(self) -> int:
+        """Return the number of prompt parameters, and of the head that finds the task."""
+        return super().additional() + sum(rows.numel() for rows in self.task_head.parameters())
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Take over prompts, sums and heads."""

@@ -102,6 +102,7 @@ class Experts(Prompted):
             prefix_at=config.prefix_at,
             keys=False,
         )
+        self.bank.requires_grad_(False)  # a task begins by saying what trains
         self.shared_layers = min((*g_layers, *e_layers), default=1) - 1
         self.options = config
         self.head = GrowingHead(config.projection)  # of all classes
@@ -165,5 +166,7 @@ class Experts(Prompted):
         rows = numbered(state, "training_head.weight"), numbered(state, "training_head.bias")
         self.training_head.restore(*rows, train_old=False)
         self.bank.g_prompt.data.copy_(state["bank.g_prompt"])
+        trains = bool(self.bank.tasks) and self.bank.e_prompt[-1].requires_grad
         self.bank.restore(numbered(state, "bank.e_prompt"), [])
-        self.bank.requires_grad_(False)  # a task begins by saying what trains
+        if self.bank.tasks:
+            self.bank.e_prompt[-1].requires_grad_(trains)

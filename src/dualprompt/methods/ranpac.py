@@ -62,6 +62,7 @@ class RanPAC(Experts):
     def begin_task(self, task: TaskView) -> None:
         """Draw prompts and projection (first task)."""
         if task.index:
+            self.bank.requires_grad_(False)
             return
         self.projected.draw(task.generator)
         self.add_expert(task)

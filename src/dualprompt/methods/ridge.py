@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dualprompt.errors import DualPromptError
 from dualprompt.methods.base import numbered
-from dualprompt.methods.statistics import TensorList, precise
+from dualprompt.methods.statistics import TensorList, packed, precise, unpacked
 
 STRENGTHS = tuple(10.0**power for power in range(-8, 9))
 """The values of λ that RanPAC tries."""
@@ -102,7 +103,9 @@ class Ridge(nn.Module):
         """
         labels = labels.to(features.device)
         moments = Moments.of(features, labels, classes, self.expand)
-        self.gram += _packed(moments.gram).to(self.gram)
+        if not bool(torch.isfinite(moments.gram).all()):
+            raise DualPromptError("the features of the newest task are not finite; lower train.lr or set train.clip")
+        self.gram += packed(moments.gram).to(self.gram)
         self.sums.append(moments.sums)
         if strength is None and share is None:
             strength = self._chosen(features, labels, classes, generator)
@@ -110,7 +113,10 @@ class Ridge(nn.Module):
 
     def _chosen(self, features: Tensor, labels: Tensor, classes: int, generator: torch.Generator) -> float:
         order = torch.randperm(len(features), generator=generator).to(features.device)
-        held, fitted = order.split([len(order) // 5, len(order) - len(order) // 5])
+        fifth = max(1, len(order) // 5) if len(order) > 1 else 0
+        if not fifth:  # a single image has nothing to be judged on
+            return float(precise(self.gram).abs().max())
+        held, fitted = order.split([fifth, len(order) - fifth])
         if len(fitted) < self.dim:
             parts = [(precise(self.expand(features[rows])), labels[rows]) for rows in (fitted, held)]
             (mine, own), (theirs, their) = [(rows, F.one_hot(of, classes).to(rows)) for rows, of in parts]
@@ -121,7 +127,7 @@ class Ridge(nn.Module):
 
     def solve(self, strength: float | None, share: float = 0.0) -> list[Tensor]:
         """Return (G + λI)⁻¹ C for each task's classes, transposed: (classes, dim)."""
-        gram = _unpacked(precise(self.gram), self.dim)
+        gram = unpacked(precise(self.gram), self.dim)
         # The sums are float32: a λ below their rounding would fit the rounding.
         rounding = torch.finfo(torch.float32).eps * self.dim**0.5 * float(gram.diagonal().max())
         wanted = share * float(gram.diagonal().mean()) if strength is None else strength
@@ -134,16 +140,5 @@ class Ridge(nn.Module):
     def restore(self, state: dict[str, Tensor]) -> None:
         """Take over the sums of a checkpoint; those of an older version hold both triangles."""
         gram = state["gram"]
-        self.gram.copy_(_packed(gram) if gram.ndim == 2 else gram)
+        self.gram.copy_(packed(gram) if gram.ndim == 2 else gram)
         self.sums.restore(numbered(state, "sums"))
-
-
-def _packed(symmetric: Tensor) -> Tensor:
-    return symmetric[torch.ones_like(symmetric, dtype=torch.bool).triu()]
-
-
-def _unpacked(packed: Tensor, dim: int) -> Tensor:
-    full = packed.new_zeros(dim, dim)
-    upper = torch.ones_like(full, dtype=torch.bool).triu()
-    full[upper] = packed
-    return full + full.triu(1).T

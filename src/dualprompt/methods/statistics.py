@@ -102,16 +102,14 @@ def shrunk(scatter: Tensor, count: int, share: float | None = None) -> Tensor:
 
 def packed(symmetric: Tensor) -> Tensor:
     """Return the upper triangle of a symmetric matrix, row after row: (dim (dim + 1) / 2,)."""
-    return symmetric[tuple(torch.triu_indices(*symmetric.shape, device=symmetric.device))]
+    return symmetric[torch.ones_like(symmetric, dtype=torch.bool).triu()]
 
 
 def unpacked(triangle: Tensor, dim: int) -> Tensor:
     """Return the symmetric matrix of a `packed` triangle."""
     square = triangle.new_zeros(dim, dim)
-    rows, columns = torch.triu_indices(dim, dim, device=triangle.device)
-    square[rows, columns] = triangle
-    square[columns, rows] = triangle
-    return square
+    square[torch.ones_like(square, dtype=torch.bool).triu()] = triangle
+    return square + square.triu(1).T
 
 
 class Discriminant(nn.Module):

@@ -99,6 +99,7 @@ def _run(each: Obtained, environments: list[dict[str, Any]]) -> dict[str, Any]:
     environment = {
         "dualprompt": manifest["dualprompt"],
         "commit": (manifest.get("git") or {}).get("commit"),
+        "changed_files": (manifest.get("git") or {}).get("changed_files"),
         "versions": {name: version for name, version in manifest["versions"].items() if name != "platform"},
         "precision": manifest["precision"],
         "backbone": without_paths({key: manifest["backbone"][key] for key in ("name", "sha256")}),

@@ -59,6 +59,8 @@ def over_seeds(gaps: Sequence[float], one: float | None = None) -> Difference | 
     from scipy.stats import t  # which takes a while to import
 
     margin = float(t.ppf(0.975, len(gaps) - 1)) * deviation / len(gaps) ** 0.5
+    if deviation < ROUNDING and one is not None:  # seeds that change nothing are one observation
+        margin = one
     return Difference(mean, deviation, len(gaps), margin)
 
 
@@ -73,7 +75,7 @@ def paired(results: Results, others: Results, key: str = "average_accuracy") -> 
     mine, theirs = ({result["seed"]: result for result in each} for each in (results, others))
     common = [seed for seed in mine if seed in theirs]
     gaps = [mine[seed][key] - theirs[seed][key] for seed in common]
-    binomial = len(common) == 1 and key == "average_accuracy"
+    binomial = bool(common) and key == "average_accuracy"
     return over_seeds(gaps, _two_errors(mine[common[0]], theirs[common[0]]) if binomial else None)
 
 
