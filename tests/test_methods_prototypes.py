@@ -540,7 +540,7 @@ def test_features_that_are_not_finite_are_refused(strength: float | None) -> Non
     ridge = Ridge(6, lambda x: x)
     features = torch.randn(10, 6, generator=seeded(1))
     features[3, 2] = float("nan")
-    with pytest.raises(DualPromptError, match="not finite; lower train.lr"):
+    with pytest.raises(DualPromptError, match=r"not finite; lower train\.lr"):
         ridge.add(features, torch.arange(10) % 2, 2, strength, seeded(2))
 
 
