@@ -299,7 +299,6 @@ def _load(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         LookupError,
         AttributeError,
         ArithmeticError,
-        NotImplementedError,
         MemoryError,
         RecursionError,
         SyntaxError,  # of the headers of arrays, which are Python

@@ -25,7 +25,7 @@ def of_runs(labelled: Labelled, progress: Progress = SILENT) -> list[Section]:
     results = [result for _, result in labelled]
     judged = [*results, *(again for run, result in labelled for again in _judged_again(run, result))]
     sections = [
-        Section("results", "Results", [Shown(headline_sheet(judged)), Text(_explained(results))]),
+        Section("results", "Results", [Shown(headline_sheet(judged)), Text(_explained())]),
         Section("curves", "Over the tasks", _curves(results)),
         Section("accuracy", "Accuracy matrices", _matrices(results)),
         Section("pictures", "Test pictures", gallery.items(labelled, progress)),
@@ -39,14 +39,12 @@ def of_runs(labelled: Labelled, progress: Progress = SILENT) -> list[Section]:
     return [section for section in sections if section.items]
 
 
-def _explained(results: Sequence[Result]) -> str:
-    """Say what the columns of the first table are."""
-    text = (
+def _explained() -> str:
+    """Say what the columns of the first table are; its own remarks say what ± is."""
+    return (
         "A is the accuracy after the last task, the mean over all tasks; images are classified among all classes. F is "
         "forgetting: how far the accuracy on a task fell from its best, the mean over all tasks but the last."
     )
-    seeds = len({result["seed"] for result in results})
-    return text if seeds == 1 else f"{text} ± is the standard deviation over {seeds} seeds, not the error of the mean."
 
 
 def _judged_again(run: Run, result: Result) -> list[Result]:
