@@ -58,7 +58,7 @@ from dualprompt.training.distributed import compute_dtype, launch
 from dualprompt.training.feed import Feed
 from dualprompt.training.loop import extend
 from dualprompt.training.run import Run, config_digest
-from dualprompt.training.setup import Setup
+from dualprompt.training.setup import Setup, learns_one_class, one_class_remedies
 
 __all__ = ["Answer", "Calibration", "ContinualLearner", "Evaluation", "ImageLike", "Level", "Score", "TaskInfo"]
 
@@ -311,11 +311,11 @@ class ContinualLearner:
             )
 
     def _refuse_alone(self, classes: Mapping[str, Any]) -> None:
-        settles = getattr(self._options, "head", "linear") != "linear" or self._options.training_logits == "unmasked"
-        if len(classes) == 1 and not settles:
+        if len(classes) == 1 and not learns_one_class(self._options):
+            remedies = ["teach it with others", *one_class_remedies(self._options)]
             raise DualPromptError(
-                f"one class alone cannot be learned by '{self._options.name}' with masked logits and a linear head; "
-                "teach it with others, or set the option training_logits: unmasked or head: gaussian"
+                f"one class alone cannot be learned by '{self._options.name}' with masked logits; "
+                f"{' or '.join(remedies)}"
             )
 
     def pixels(self, image: ImageLike) -> np.ndarray:

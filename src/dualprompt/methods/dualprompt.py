@@ -63,6 +63,11 @@ class DualPromptConfig(MethodConfig):
 
     _one_layer = field_validator("g_layers", "e_layers", mode="before")(one_layer)
 
+    @property
+    def learns_one_class(self) -> bool:
+        """Whether a task may have one class: where the head is solved for or re-aligned, it needs no training."""
+        return self.head != "linear" or self.training_logits == "unmasked"
+
 
 @METHODS.register("dualprompt")
 class DualPrompt(Prompted):

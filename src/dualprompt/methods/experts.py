@@ -44,6 +44,11 @@ class ExpertsConfig(MethodConfig):
 
     _one_layer = field_validator("g_layers", "e_layers", mode="before")(one_layer)
 
+    @property
+    def learns_one_class(self) -> bool:
+        """Yes: the heads are solved for, and prompts are not trained where there is nothing to tell apart."""
+        return True
+
 
 class Projected(nn.Module):
     """Ridge regression on M random ReLU features, after RanPAC."""
