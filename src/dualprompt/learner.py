@@ -33,7 +33,7 @@ from dualprompt.data.folder import one_form, refuse_case
 from dualprompt.data.stream import TaskStream
 from dualprompt.data.views import View
 from dualprompt.errors import DualPromptError, nearest
-from dualprompt.files import digest
+from dualprompt.files import digest, refuse_links
 from dualprompt.learning import card, hub, keep
 from dualprompt.learning.lesson import FEWEST, fingerprint, held_out, state_digest, task_of
 from dualprompt.learning.model import HEAD, Kept, Network, Row, bytes_of, compact, refuse_misfits, without
@@ -224,6 +224,7 @@ class ContinualLearner:
             classes, pixels = self._read(classes, skip_bad, progress)
             with tempfile.TemporaryDirectory(prefix="dualprompt-") as temporary:
                 place = Path(temporary if work is None else work)
+                refuse_links(place)
                 learned = self._train(model, config, task_name, classes, pixels, place, progress)
             self._model = learned
             return learned.tasks[-1]
