@@ -36,7 +36,10 @@ from dualprompt.errors import DualPromptError
 from dualprompt.learner import ContinualLearner
 from dualprompt.learning import card, keep
 from dualprompt.methods.base import method_config
-from dualprompt.studies import publish, tables
+from dualprompt.studies import publication, publish, results, tables
+from dualprompt.studies.pictures import Cloud, Grid, Line, Lines, Points, as_plain
+from dualprompt.studies.report import report
+from dualprompt.studies.sheet import Column, Sheet
 from dualprompt.studies.store import Obtained
 from dualprompt.training import checkpoint, group
 from dualprompt.training.checkpoint import Checkpoints
@@ -275,6 +278,53 @@ def test_mutations_of_pixels_of_the_cache(rng: Random, world: World, cached: tup
         assert torch.equal(decoded(world, cache).images.flat, before.images.flat)
 
 
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a study with a table, a photo and a picture of each kind."""
+    folder = tmp_path_factory.mktemp("study")
+    drawn = {
+        "matrix": Grid("a", "x", "y", ["1", "2"], ["3"], [[5.0, None]], framed=[[0, 1]], spread=[[0.5, None]]),
+        "curves": Lines("b", "x", "y", [Line("l", [0, 1], [2.0, 3.0], [0.1, None])], places=["p", "q"], mark_best=True),
+        "plane": Points("c", [Cloud("d", [1.0], [2.0], 0)]),
+    }
+    value = {
+        "study": "lengths", "title": "t", "paper": "p", "finding": "f", "benchmark": "b", "backbone": "e",
+        "recipe": "r", "rows": [{"runs": ["/nowhere"]}], "photos": {"photo.png": "caption"},
+        "tables": [asdict(Sheet("s", (Column("h"),), ((("cell",),),), ("remark",)))],
+        "pictures": {name: as_plain(picture) for name, picture in drawn.items()},
+    }  # fmt: skip
+    (folder / "study.json").write_text(json.dumps(value))
+    (folder / "photo.png").write_bytes(b"any")
+    return folder
+
+
+@many
+@randomly
+def test_mutations_of_study_json(rng: Random, study: Path, tmp_path: Path) -> None:
+    def around() -> list[Path]:
+        return sorted(path for path in study.parent.rglob("*") if not path.is_relative_to(tmp_path / "page"))
+
+    (tmp_path / "page").mkdir(exist_ok=True)
+    before = around()
+    with mutated(study / "study.json", changed_json, rng):
+        found = outcome(lambda: results.read(study))
+        if found is not None:
+            outcome(lambda: report([study], tmp_path / "page" / "report.html"))
+    assert around() == before
+
+
+@many
+@randomly
+def test_mutations_of_publications(rng: Random, tmp_path: Path) -> None:
+    path = tmp_path / "published.json"
+    shutil.copy(Path(__file__).parents[1] / "docs" / "experiments" / "mini-frozen-head-lr.json", path)
+    with mutated(path, changed_json, rng):
+        found = outcome(lambda: publication.read(path))
+        if found is not None:
+            publication.contradictions(found)
+            publication.markdown(found)
+
+
 def changed_yaml(content: bytes, rng: Random) -> bytes:
     if rng.randrange(2):
         return damaged(content, rng)
@@ -350,6 +400,30 @@ def test_mutations_of_papers_of_a_backbone(rng: Random, name: str, world: World,
 def with_facts(model: Path, **facts: Any) -> None:
     said = json.loads((model / "model.json").read_text())
     (model / "model.json").write_text(json.dumps(said | facts))
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ({"photos": {"/etc/hostname": "mine"}}, "'photos"),
+        ({"photos": {"../letter.txt": "mine"}}, "'photos"),
+        ({"photos": {"absent.png": "gone"}}, "absent.png cannot be read"),
+        ({"study": "../../out"}, "'study'"),
+        ({"pictures": {"../out": {"kind": "points", "title": "", "clouds": []}}}, "'pictures"),
+        ({"pictures": {"out": {"kind": "points", "title": "", "clouds": []}}}, "has points"),
+        ({"tables": [1]}, "'tables.0'"),
+        ({"rows": {}}, "'rows'"),
+        ({"finding": None}, "'finding'"),
+    ],
+)
+def test_study_json_of_other_types(facts: dict[str, Any], said: str, study: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(study, tmp_path / "in" / "study"))
+    (tmp_path / "in" / "letter.txt").write_text("mine")
+    value = json.loads((folder / "study.json").read_text())
+    (folder / "study.json").write_text(json.dumps(value | facts))
+    assert said in call("report", folder, "--out", tmp_path / "page" / "report.html").error
+    assert not list(tmp_path.rglob("*.html"))
+    assert not list(tmp_path.rglob("out*"))
 
 
 @pytest.mark.parametrize(
