@@ -11,6 +11,7 @@ import hashlib
 import io
 import json
 import os
+import resource
 import shutil
 import threading
 import zipfile
@@ -18,7 +19,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from random import Random
-from typing import Any
+from types import NoneType
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -35,7 +37,7 @@ from dualprompt.data.folder import load_folder
 from dualprompt.errors import DualPromptError
 from dualprompt.learner import ContinualLearner
 from dualprompt.learning import card, keep
-from dualprompt.methods.base import method_config
+from dualprompt.methods.base import METHODS, method_config
 from dualprompt.studies import publication, publish, results, tables
 from dualprompt.studies.pictures import Cloud, Grid, Line, Lines, Points, as_plain
 from dualprompt.studies.report import report
@@ -443,6 +445,35 @@ def test_model_json_of_other_types(facts: dict[str, Any], said: str, model: Path
     message = call("info", model).error
     assert said in message
     assert "restore the model from a copy" in message
+
+
+@pytest.mark.parametrize("name", METHODS.names())
+def test_no_option_calls_for_all_memory(name: str) -> None:
+    """A number of any size is refused, or it is one that no memory goes by."""
+    kind = METHODS[name].Config
+    for option, field in kind.model_fields.items():
+        if field.annotation is int or set(get_args(field.annotation)) == {int, NoneType}:
+            assert any(getattr(bound, "le", None) for bound in field.metadata), option
+            refused = refusal(lambda option=option: method_config({"name": name, option: 10**12}))
+            assert f"'method.{option}': input should be less than or equal to" in refused
+
+
+@pytest.mark.parametrize(
+    ("method", "option", "value"),
+    [("dualprompt-rp", "projection", 30_000), ("klda", "projection", 30_000), ("l2p", "pool_size", 9_999)],
+)
+def test_a_model_that_calls_for_more_than_its_tensors_is_refused_before_they_are_made(
+    method: str, option: str, value: int, world: World, tmp_path: Path
+) -> None:
+    small = {"projection": 20, "e_layers": [2, 3]} if method == "dualprompt-rp" else {option: 20}
+    learner = ContinualLearner(str(world.weights), method, options=small | {"train.epochs": 1}, device="cpu")
+    learner.learn({name: sorted((world.images / "train" / name).iterdir()) for name in ("ash", "elm")})
+    path = learner.save(tmp_path / "model")
+    ContinualLearner.load(path, "cpu")
+    with_facts(path, method=json.loads((path / "model.json").read_text())["method"] | {option: value})
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert "but its options call for" in refusal(lambda: ContinualLearner.load(path, "cpu"))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # kB
 
 
 def test_a_model_that_asks_for_huge_images(model: Path) -> None:
