@@ -1,6 +1,6 @@
 """Whatever happens to a file that we read back: it is read as something whole, or refused in one line.
 
-So many mutations are tried of each file; `tools/faults.py files --files N` tries more.
+So many mutations are tried of each file; `python -m tools.faults files --files N` tries more.
 """
 
 from __future__ import annotations
