@@ -28,6 +28,7 @@ def campaign_runs(folder: Path, count: int, seed: int) -> dict[str, Any]:
     os.environ |= {"DUALPROMPT_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
     from sandbox import make_world  # pyright: ignore[reportMissingImports]
 
+    (folder / "world").mkdir()
     world, rng = make_world(folder / "world"), random.Random(seed)
     lives = {name: _Lives(world, name, folder / f"runs-{number}") for number, name in enumerate(METHODS.names())}
     died: Counter[str] = Counter()

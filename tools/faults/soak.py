@@ -20,6 +20,7 @@ from dualprompt.serve.load import picture
 # What a quantity may drift over the whole time and still be called flat.
 TOLERANCE = {"memory_mb": 25.0, "descriptors": 5.0, "threads": 3.0, "p50_ms": 20.0, "p95_ms": 60.0}
 WARM_UP = 0.1  # share of the time that is left out: caches fill
+SHORTEST = 1 / 6  # hours that must be observed to tell growth from warming up
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,8 @@ def verdict(hours: list[float], values: list[float], tolerance: float) -> str:
     error = float(np.sqrt((rest**2).sum() / (len(x) - 2) / (centred**2).sum()))
     drift = slope * (x[-1] - x[0])
     told = f"{slope:+.1f} ± {error:.1f} an hour, {drift:+.1f} over the time observed"
+    if x[-1] - x[0] < SHORTEST:
+        return f"cannot be told in so short a time ({told})"
     if abs(slope) <= 2 * error or abs(drift) <= tolerance:
         return f"flat ({told})"
     return f"{'grows' if slope > 0 else 'falls'} ({told})"
