@@ -30,14 +30,17 @@ def campaign_runs(folder: Path, count: int, seed: int) -> dict[str, Any]:
 
     (folder / "world").mkdir()
     world, rng = make_world(folder / "world"), random.Random(seed)
-    lives = {name: _Lives(world, name, folder / f"runs-{number}") for number, name in enumerate(METHODS.names())}
+    methods, lives = METHODS.names(), {}
     died: Counter[str] = Counter()
     problems: list[str] = []
     turn = 0
-    while died.total() < count and turn < 2 * count + len(lives):
-        name = list(lives)[turn % len(lives)]
+    while died.total() < count and turn < 2 * count + len(methods):
+        name = methods[turn % len(methods)]
+        if name not in lives:
+            lives[name] = _Lives(world, name, folder / f"runs-{turn}")
         deaths, problem = lives[name].killed(turn, min(rng.choice((1, 1, 2, 3)), count - died.total()), rng)
         died[name] += deaths
+        sys.stderr.write(f"{died.total()} of {count} kills; {name}: {problem or 'the same end'}\n")
         problems += [f"{name}, life {turn}: {problem}"] if problem else []
         turn += 1
     if died.total() < count:
