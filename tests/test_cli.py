@@ -171,6 +171,33 @@ def test_tasks_of_one_class_are_refused_for_the_baseline_too_before_anything_is_
     assert Run.open(tmp_path / "run" / "baseline").config().method["training_logits"] == "unmasked"
 
 
+@pytest.mark.parametrize("options", [("dualprompt-rp", "projection", 60), ("dualprompt", "head", "ridge")])
+def test_tasks_of_one_class_are_learned_where_the_head_is_solved_for(
+    options: tuple[str, str, object], world: World, tmp_path: Path
+) -> None:
+    method, option, value = options
+    command = (
+        "run",
+        world.preset,
+        "--method",
+        method,
+        f"--method.{option}",
+        value,
+        "--method.e_layers",
+        "2,3",
+        "--benchmark.tasks",
+        "[1, 2, 3]",
+    )
+    beside = call(*command, "--out", tmp_path / "run")
+    assert "has one class, from which 'frozen-head' cannot learn with masked logits" in beside.error
+    done = call(*command, "--no-baseline", "--train.epochs", 2, "--out", tmp_path / "run")
+    assert done.code == 0, done.err
+    run = Run.open(tmp_path / "run")
+    trained = {line["task"] for line in run.lines() if line["event"] == "epoch"}
+    assert trained == {2, 3}
+    assert [len(row) for row in run.result()["accuracy_matrix"]] == [1, 2, 3]
+
+
 def test_overrides_and_flags(world: World, tmp_path: Path) -> None:
     done = call(
         "run", world.preset, "--out", tmp_path / "run", "--no-baseline", "--seed", "7", "--train.epochs", "1",

@@ -71,6 +71,10 @@ def refused(*arguments: object, out: Path) -> str:
         (["--train.betas", "1.5,0.9"], ["'train.betas", "less than 1"]),
         (["--train.lr", ".inf"], ["'train.lr'", "finite number"]),
         (["--benchmark.tasks", "[1, 2, 3]"], ["task 1", "has one class", "method.training_logits: unmasked"]),
+        (
+            ["--method", "dualprompt-rp", "--method.training_logits", "unmasked"],
+            ["'method.training_logits'", "a classifier of its own classes", "leave it masked"],
+        ),
         (["--e_length", "3"], ["unknown option '--e_length'", "did you mean '--method.e_length'?"]),
         (["--seeds", "0"], ["--seeds must be at least 1, found 0"]),
         (["--seeds", "two"], ["argument --seeds", "'two'", "dualprompt run --help"]),

@@ -1,6 +1,6 @@
 """Whatever happens to a file that we read back: it is read as something whole, or refused in one line.
 
-So many mutations are tried of each file; `tools/faults.py files --files N` tries more.
+So many mutations are tried of each file; `python -m tools.faults files --files N` tries more.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import hashlib
 import io
 import json
 import os
+import resource
 import shutil
 import threading
 import zipfile
@@ -18,7 +19,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from random import Random
-from typing import Any
+from types import NoneType
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -35,8 +37,11 @@ from dualprompt.data.folder import load_folder
 from dualprompt.errors import DualPromptError
 from dualprompt.learner import ContinualLearner
 from dualprompt.learning import card, keep
-from dualprompt.methods.base import method_config
-from dualprompt.studies import publish, tables
+from dualprompt.methods.base import METHODS, method_config
+from dualprompt.studies import publication, publish, results, tables
+from dualprompt.studies.pictures import Cloud, Grid, Line, Lines, Points, as_plain
+from dualprompt.studies.report import report
+from dualprompt.studies.sheet import Column, Sheet
 from dualprompt.studies.store import Obtained
 from dualprompt.training import checkpoint, group
 from dualprompt.training.checkpoint import Checkpoints
@@ -275,6 +280,53 @@ def test_mutations_of_pixels_of_the_cache(rng: Random, world: World, cached: tup
         assert torch.equal(decoded(world, cache).images.flat, before.images.flat)
 
 
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a study with a table, a photo and a picture of each kind."""
+    folder = tmp_path_factory.mktemp("study")
+    drawn = {
+        "matrix": Grid("a", "x", "y", ["1", "2"], ["3"], [[5.0, None]], framed=[[0, 1]], spread=[[0.5, None]]),
+        "curves": Lines("b", "x", "y", [Line("l", [0, 1], [2.0, 3.0], [0.1, None])], places=["p", "q"], mark_best=True),
+        "plane": Points("c", [Cloud("d", [1.0], [2.0], 0)]),
+    }
+    value = {
+        "study": "lengths", "title": "t", "paper": "p", "finding": "f", "benchmark": "b", "backbone": "e",
+        "recipe": "r", "rows": [{"runs": ["/nowhere"]}], "photos": {"photo.png": "caption"},
+        "tables": [asdict(Sheet("s", (Column("h"),), ((("cell",),),), ("remark",)))],
+        "pictures": {name: as_plain(picture) for name, picture in drawn.items()},
+    }  # fmt: skip
+    (folder / "study.json").write_text(json.dumps(value))
+    (folder / "photo.png").write_bytes(b"any")
+    return folder
+
+
+@many
+@randomly
+def test_mutations_of_study_json(rng: Random, study: Path, tmp_path: Path) -> None:
+    def around() -> list[Path]:
+        return sorted(path for path in study.parent.rglob("*") if not path.is_relative_to(tmp_path / "page"))
+
+    (tmp_path / "page").mkdir(exist_ok=True)
+    before = around()
+    with mutated(study / "study.json", changed_json, rng):
+        found = outcome(lambda: results.read(study))
+        if found is not None:
+            outcome(lambda: report([study], tmp_path / "page" / "report.html"))
+    assert around() == before
+
+
+@many
+@randomly
+def test_mutations_of_publications(rng: Random, tmp_path: Path) -> None:
+    path = tmp_path / "published.json"
+    shutil.copy(Path(__file__).parents[1] / "docs" / "experiments" / "mini-frozen-head-lr.json", path)
+    with mutated(path, changed_json, rng):
+        found = outcome(lambda: publication.read(path))
+        if found is not None:
+            publication.contradictions(found)
+            publication.markdown(found)
+
+
 def changed_yaml(content: bytes, rng: Random) -> bytes:
     if rng.randrange(2):
         return damaged(content, rng)
@@ -355,6 +407,30 @@ def with_facts(model: Path, **facts: Any) -> None:
 @pytest.mark.parametrize(
     ("facts", "said"),
     [
+        ({"photos": {"/etc/hostname": "mine"}}, "'photos"),
+        ({"photos": {"../letter.txt": "mine"}}, "'photos"),
+        ({"photos": {"absent.png": "gone"}}, "absent.png cannot be read"),
+        ({"study": "../../out"}, "'study'"),
+        ({"pictures": {"../out": {"kind": "points", "title": "", "clouds": []}}}, "'pictures"),
+        ({"pictures": {"out": {"kind": "points", "title": "", "clouds": []}}}, "has points"),
+        ({"tables": [1]}, "'tables.0'"),
+        ({"rows": {}}, "'rows'"),
+        ({"finding": None}, "'finding'"),
+    ],
+)
+def test_study_json_of_other_types(facts: dict[str, Any], said: str, study: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(study, tmp_path / "in" / "study"))
+    (tmp_path / "in" / "letter.txt").write_text("mine")
+    value = json.loads((folder / "study.json").read_text())
+    (folder / "study.json").write_text(json.dumps(value | facts))
+    assert said in call("report", folder, "--out", tmp_path / "page" / "report.html").error
+    assert not list(tmp_path.rglob("*.html"))
+    assert not list(tmp_path.rglob("out*"))
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
         ({"threshold": "0.5"}, "'threshold'"),
         ({"threshold": True}, "'threshold'"),
         ({"rows": []}, "its rows are not those of its classes"),
@@ -369,6 +445,35 @@ def test_model_json_of_other_types(facts: dict[str, Any], said: str, model: Path
     message = call("info", model).error
     assert said in message
     assert "restore the model from a copy" in message
+
+
+@pytest.mark.parametrize("name", METHODS.names())
+def test_no_option_calls_for_all_memory(name: str) -> None:
+    """A number of any size is refused, or it is one that no memory goes by."""
+    kind = METHODS[name].Config
+    for option, field in kind.model_fields.items():
+        if field.annotation is int or set(get_args(field.annotation)) == {int, NoneType}:
+            assert any(getattr(bound, "le", None) for bound in field.metadata), option
+            refused = refusal(lambda option=option: method_config({"name": name, option: 10**12}))
+            assert f"'method.{option}': input should be less than or equal to" in refused
+
+
+@pytest.mark.parametrize(
+    ("method", "option", "value"),
+    [("dualprompt-rp", "projection", 30_000), ("klda", "projection", 30_000), ("l2p", "pool_size", 9_999)],
+)
+def test_a_model_that_calls_for_more_than_its_tensors_is_refused_before_they_are_made(
+    method: str, option: str, value: int, world: World, tmp_path: Path
+) -> None:
+    small = {"projection": 20, "e_layers": [2, 3]} if method == "dualprompt-rp" else {option: 20}
+    learner = ContinualLearner(str(world.weights), method, options=small | {"train.epochs": 1}, device="cpu")
+    learner.learn({name: sorted((world.images / "train" / name).iterdir()) for name in ("ash", "elm")})
+    path = learner.save(tmp_path / "model")
+    ContinualLearner.load(path, "cpu")
+    with_facts(path, method=json.loads((path / "model.json").read_text())["method"] | {option: value})
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert "but its options call for" in refusal(lambda: ContinualLearner.load(path, "cpu"))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # kB
 
 
 def test_a_model_that_asks_for_huge_images(model: Path) -> None:

@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -256,6 +257,38 @@ def test_one_class_is_refused_where_it_cannot_be_learned(world: World) -> None:
     learner = empty(world, head="linear")
     with pytest.raises(DualPromptError, match="one class alone cannot be learned by 'dualprompt'"):
         learner.learn({"ash": trees(world, "ash")})
+
+
+@pytest.mark.parametrize(
+    ("method", "own", "advised"),
+    [
+        ("dualprompt", {"head": "linear", "e_layers": [2, 3]}, ["training_logits", "head"]),
+        ("l2p", {"pool_size": 4, "top_n": 2}, ["training_logits"]),
+    ],
+)
+def test_what_is_advised_for_one_class_can_be_done(
+    method: str, own: dict[str, Any], advised: list[str], world: World
+) -> None:
+    lesson = {"ash": trees(world, "ash")[:2]}
+    quick = own | {"train.epochs": 1}
+    with pytest.raises(DualPromptError) as refused:
+        ContinualLearner(str(world.weights), method, options=quick, device="cpu").learn(lesson)
+    options = dict(re.findall(r"set (\w+): (\w+)", str(refused.value)))
+    assert list(options) == advised
+    for key, value in options.items():
+        able = ContinualLearner(str(world.weights), method, options=quick | {key: value}, device="cpu")
+        able.learn(lesson)
+        assert able.classes == ("ash",)
+
+
+def test_projected_heads_learn_one_class_after_another(world: World) -> None:
+    options = TINY | {"projection": 60}
+    learner = ContinualLearner(str(world.weights), "dualprompt-rp", options=options, device="cpu")
+    for name in ("ash", "birch", "elm"):
+        learner.learn({name: trees(world, name, split="train")})
+    images = trees(world, "ash", "birch", "elm")
+    right = [answer.label == path.parent.name for answer, path in zip(learner.predict(images), images, strict=True)]
+    assert sum(right) > 0.8 * len(images)  # a third by chance
 
 
 def test_more_of_a_known_class(world: World, folders: dict[str, Path]) -> None:

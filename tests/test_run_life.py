@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,10 +14,12 @@ import pytest
 import torch
 
 from dualprompt.backbones.known import REPLACED
-from dualprompt.config import RunConfig
+from dualprompt.config import RunConfig, compose
 from dualprompt.progress import Progress
-from dualprompt.training.group import resume
+from dualprompt.training.group import plan, resume
+from dualprompt.training.loop import train
 from dualprompt.training.run import Run, config_digest, git_state
+from dualprompt.training.setup import prepare
 from sandbox import VIT, World, call, contents, interrupted, make_world, remains, start, write_weights
 
 
@@ -250,6 +253,41 @@ def test_a_run_goes_on_with_the_threads_it_began_with(world: World, finished: Pa
     with Run(run).as_begun(Notes()):
         assert torch.get_num_threads() == here
     assert "more than this machine has cores" in noted[-1]
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="two threads need two cores")
+def test_ewc_begun_with_two_threads_ends_in_the_same_bits_where_one_is_the_rule(tmp_path: Path) -> None:
+    """Its Fisher is a sum over images and tokens, whose last bits depend on how many threads share it."""
+    world = make_world(tmp_path)
+    write_weights(world.weights, replace(VIT, image_size=128, dim=64, heads=2, mlp_dim=128, depth=1))
+    changes = {"method.name": "ewc", "train.epochs": 1, "train.lr": 0.001, "train.batch_size": 16}
+    preset = world.preset_with("ewc.yaml", benchmark={"name": "tiny", "dataset": str(world.images), "tasks": 2})
+    config = plan([compose(str(preset), None, changes | {"backbone.input_size": 128})], baseline=False)[0].config
+
+    class StopError(Exception):
+        pass
+
+    def stop(_: int) -> None:
+        raise StopError
+
+    def state_after(name: str, threads: int, dies: bool = False) -> dict[str, torch.Tensor]:
+        torch.set_num_threads(threads)
+        setup = prepare(config)
+        run = Run.create(tmp_path / name, config, setup.stream, setup.weights, setup.precision)
+        with pytest.raises(StopError) if dies else nullcontext():
+            train(setup, run, learned=stop if dies else None)
+        if dies:
+            torch.set_num_threads(1)
+            resume(run.folder)
+        return run.checkpoints.after_task(1)
+
+    here = torch.get_num_threads()
+    try:
+        one, two, resumed = state_after("one", 1), state_after("two", 2), state_after("resumed", 2, dies=True)
+    finally:
+        torch.set_num_threads(here)
+    assert any(not torch.equal(one[name], two[name]) for name in two)  # else there is nothing to see
+    assert all(torch.equal(resumed[name], two[name]) for name in two)
 
 
 def test_the_manifest_is_made_without_gits_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,10 @@ from dualprompt.files import MOST_JSON, read_bytes, reason
 from dualprompt.registry import Registry
 
 T = TypeVar("T")
+# Bounds of options that memory goes by, far above anything sensible: a file of a stranger must not fill it.
+LONGEST = 1000  # rows or tokens of a prompt
+WIDEST = 30_000  # random features of a closed-form head, which holds WIDEST²/2 numbers: 1.8 GB
+LARGEST_BATCH = 2**20
 LARGEST_INPUT = 1024  # pixels a side: 4096 patches of 16 × 16, whose attention still fits
 MOST_YAML = 2**18  # bytes
 MOST_VALUES = 10_000  # of a YAML text, with every alias written out
@@ -85,8 +89,8 @@ class TrainConfig(Strict):
     """The recipe: what the one training loop does for each task."""
 
     recipe: str = Field(default="custom", description="name of the recipe these values come from")
-    epochs: int = Field(default=5, ge=1)
-    batch_size: int = Field(default=128, ge=1, description="global batch, over all devices")
+    epochs: int = Field(default=5, ge=1, le=10**6)
+    batch_size: int = Field(default=128, ge=1, le=LARGEST_BATCH, description="global batch, over all devices")
     lr: float = Field(default=0.005, gt=0)
     lr_scale: Literal["none", "batch/256"] = Field(default="none", description="multiply lr by batch_size/256 or not")
     betas: tuple[Beta, Beta] = (0.9, 0.999)
@@ -104,7 +108,7 @@ class TrainConfig(Strict):
 class EvaluateConfig(Strict):
     """How test images are shown and judged."""
 
-    batch_size: int = Field(default=128, ge=1)
+    batch_size: int = Field(default=128, ge=1, le=LARGEST_BATCH)
     view: Literal["resize", "centre_crop"] = Field(
         default="resize",
         description="whole image squeezed to the input, or short side ·256/224 and the centre cut",

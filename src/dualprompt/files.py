@@ -53,6 +53,30 @@ def sweep(folder: Path) -> None:
             path.unlink()
 
 
+def refuse_links(folder: Path, itself: bool = False) -> None:
+    """Refuse a folder of ours that holds a link, a pipe or a device: through it we would write or delete elsewhere.
+
+    The folder may be a link where the user named it, but not where we did (`itself`). What W&B puts into its own folder
+    is W&B's: it links its logs.
+    """
+    if itself and folder.is_symlink():
+        raise DualPromptError(f"{folder} {_STRANGE}")
+    waiting = [folder] if folder.is_dir() else []
+    while waiting:
+        try:
+            with os.scandir(waiting.pop()) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting += [Path(entry.path)] if entry.name != "wandb" else []
+                    elif not entry.is_file(follow_symlinks=False):
+                        raise DualPromptError(f"{entry.path} {_STRANGE}")
+        except OSError as error:
+            raise DualPromptError(f"{error.filename} cannot be read ({reason(error)}); look what it is") from None
+
+
+_STRANGE = "is a link, a pipe or a device, which we never make; look what it is, and remove it or put a copy there"
+
+
 @contextlib.contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
     """Turn what the disk refuses (full, read-only, no permission, too large a file) into one clear message."""

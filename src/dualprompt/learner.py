@@ -33,10 +33,20 @@ from dualprompt.data.folder import one_form, refuse_case
 from dualprompt.data.stream import TaskStream
 from dualprompt.data.views import View
 from dualprompt.errors import DualPromptError, nearest
-from dualprompt.files import digest
+from dualprompt.files import digest, refuse_links
 from dualprompt.learning import card, hub, keep
 from dualprompt.learning.lesson import FEWEST, fingerprint, held_out, state_digest, task_of
-from dualprompt.learning.model import HEAD, Kept, Network, Row, bytes_of, compact, refuse_misfits, without
+from dualprompt.learning.model import (
+    HEAD,
+    Kept,
+    Network,
+    Row,
+    bytes_of,
+    compact,
+    refuse_larger,
+    refuse_misfits,
+    without,
+)
 from dualprompt.learning.names import Kind, find, free_name, refuse_unprintable
 from dualprompt.learning.pictures import (
     Data,
@@ -58,7 +68,7 @@ from dualprompt.training.distributed import compute_dtype, launch
 from dualprompt.training.feed import Feed
 from dualprompt.training.loop import extend
 from dualprompt.training.run import Run, config_digest
-from dualprompt.training.setup import Setup
+from dualprompt.training.setup import Setup, learns_one_class, one_class_remedies
 
 __all__ = ["Answer", "Calibration", "ContinualLearner", "Evaluation", "ImageLike", "Level", "Score", "TaskInfo"]
 
@@ -112,7 +122,15 @@ class ContinualLearner:
             values = merge(values, nested(f"method.{key}" if own else key, value))
         self._set_up(values, backbone, input_size, device, seed)
 
-    def _set_up(self, values: dict[str, Any], backbone: str, input_size: int | None, device: str, seed: int) -> None:
+    def _set_up(
+        self,
+        values: dict[str, Any],
+        backbone: str,
+        input_size: int | None,
+        device: str,
+        seed: int,
+        state: State | None = None,
+    ) -> None:
         network = {"name": weights.absolute_name(backbone), "input_size": input_size}
         common = {"benchmark": {"name": "learner", "dataset": "images"}, "seed": seed, "device": device}
         config: RunConfig = parse(RunConfig, common | {"backbone": network} | values)
@@ -124,8 +142,12 @@ class ContinualLearner:
         self._dtype = compute_dtype(config, self._device)
         built = weights.build(checkpoint, input_size=config.backbone.input_size)
         kind = METHODS[options.name]
-        if not issubclass(kind, FrozenHead) or (made := kind(options, built)).trains_backbone or made.joint:
+        with torch.device("meta"):  # shapes alone: the options may be a stranger's
+            made = kind(options, built)
+        if not isinstance(made, FrozenHead) or made.trains_backbone or made.joint:
             raise DualPromptError(f"method '{options.name}' trains the backbone or keeps images; take dualprompt")
+        if state:
+            refuse_larger(made.state(), state)
         self._backbone = built.freeze().to(self._device, self._dtype)
         self._view = View(
             side=self._backbone.config.image_size,
@@ -224,6 +246,7 @@ class ContinualLearner:
             classes, pixels = self._read(classes, skip_bad, progress)
             with tempfile.TemporaryDirectory(prefix="dualprompt-") as temporary:
                 place = Path(temporary if work is None else work)
+                refuse_links(place)
                 learned = self._train(model, config, task_name, classes, pixels, place, progress)
             self._model = learned
             return learned.tasks[-1]
@@ -311,11 +334,11 @@ class ContinualLearner:
             )
 
     def _refuse_alone(self, classes: Mapping[str, Any]) -> None:
-        settles = getattr(self._options, "head", "linear") != "linear" or self._options.training_logits == "unmasked"
-        if len(classes) == 1 and not settles:
+        if len(classes) == 1 and not learns_one_class(self._options):
+            remedies = ["teach it with others", *one_class_remedies(self._options)]
             raise DualPromptError(
-                f"one class alone cannot be learned by '{self._options.name}' with masked logits and a linear head; "
-                "teach it with others, or set the option training_logits: unmasked or head: gaussian"
+                f"one class alone cannot be learned by '{self._options.name}' with masked logits; "
+                f"{' or '.join(remedies)}"
             )
 
     def pixels(self, image: ImageLike) -> np.ndarray:
@@ -566,7 +589,10 @@ class ContinualLearner:
             )
         learner = cls.__new__(cls)
         values = {"method": facts.method, "train": facts.train}
-        learner._set_up(values, backbone or said.name, said.input_size, device, facts.seed)
+        try:
+            learner._set_up(values, backbone or said.name, said.input_size, device, facts.seed, state)
+        except ValueError as error:
+            raise DualPromptError(f"the model in {path} is damaged ({error}); {keep.RESTORE}") from None
         if learner._weights.sha256 != said.sha256:
             if said.name == EMBEDDED.name and said.sha256 in REPLACED:
                 raise DualPromptError(

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 from dualprompt.data.sources import DATASETS, GROUPS, Remote
 from dualprompt.errors import DualPromptError, nearest
-from dualprompt.files import MOST_JSON, disk_errors, parse_json, read_bytes, write_json
+from dualprompt.files import MOST_JSON, disk_errors, parse_json, read_bytes, refuse_links, write_json
 from dualprompt.progress import SILENT, Progress
 
 TIMEOUT = 30  # seconds without a byte before a server counts as unreachable
@@ -224,6 +224,7 @@ def _unpack(archive: Path, folder: Path, progress: Progress) -> None:
             return
         workshop = folder.with_name(f".{folder.name}.unpacking")
         shutil.rmtree(workshop, ignore_errors=True)  # left by a run that was killed
+        refuse_links(workshop, itself=True)
         try:
             with progress.bar(f"unpacking {archive.name}", None, unit="files") as bar:
                 for path, _, opened in _files(archive):

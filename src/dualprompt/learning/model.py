@@ -73,6 +73,17 @@ class Kept:
     rows: tuple[Row | None, ...]  # None: a forgotten class. Its row is zero, so that sums over the others stay exact.
 
 
+SMALL = 2**20  # numbers that may be made without being asked for
+
+
+def refuse_larger(expected: State, found: State) -> None:
+    """Refuse with a ValueError a method that would make more numbers than the file has for it."""
+    for name, value in expected.items():
+        held = found[name].numel() if name in found else SMALL
+        if value.numel() > held:
+            raise ValueError(f"'{name}' has {held:,} numbers, but its options call for {value.numel():,}")
+
+
 def refuse_misfits(kept: Kept, of_task: Of, sizes: Sequence[int]) -> None:
     """Refuse with a ValueError tensors that are not those of tasks with so many classes each."""
     for prefix, axis in of_task.items():

@@ -27,11 +27,13 @@ class Co2LConfig(RehearsalConfig):
     current_temperature: float = Field(default=0.2, gt=0, description="κ of the relations now")
     past_temperature: float = Field(default=0.01, gt=0, description="κ* of the relations before the task")
     distillation_weight: float = Field(default=1.0, ge=0, description="weight of the relation distillation")
-    projection: int = Field(default=128, ge=1, description="dimensions that images are compared in")
+    projection: int = Field(default=128, ge=1, le=10_000, description="dimensions that images are compared in")
     projector_lr: float | None = Field(
         default=0.001, gt=0, description="learning rate of the projector, which starts at random (null: the backbone's)"
     )
-    head_epochs: int | None = Field(default=None, ge=1, description="epochs of the linear head (default: the recipe's)")
+    head_epochs: int | None = Field(
+        default=None, ge=1, le=10**6, description="epochs of the linear head (default: the recipe's)"
+    )
     head_lr: float | None = Field(
         default=0.005, gt=0, description="learning rate of the linear head (null: that of the backbone)"
     )

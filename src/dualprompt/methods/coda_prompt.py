@@ -10,6 +10,7 @@ from pydantic import Field, field_validator
 from torch import Tensor, nn
 
 from dualprompt.backbones.vit import Prompts, VisionTransformer
+from dualprompt.config import LONGEST
 from dualprompt.methods.base import (
     METHODS,
     Batch,
@@ -33,8 +34,8 @@ class CodaPromptConfig(MethodConfig):
     layers: tuple[int, ...] = Field(
         default=(1, 2, 3, 4, 5), min_length=1, description="layers with a prompt, counted from 1"
     )
-    components: int = Field(default=10, ge=1, description="components that each task adds")
-    length: int = Field(default=8, ge=2, description="L_p, rows of a prompt: half for K, half for V")
+    components: int = Field(default=10, ge=1, le=10_000, description="components that each task adds")
+    length: int = Field(default=8, ge=2, le=LONGEST, description="L_p, rows of a prompt: half for K, half for V")
     prefix_at: PrefixAt = Field(default="projected", description="Pre-T after W_K, W_V or before")
     ortho_weight: float = Field(default=0.1, ge=0, description="λ of the orthogonality loss")
 

@@ -10,6 +10,7 @@ from pydantic import Field, field_validator
 from torch import Tensor
 
 from dualprompt.backbones.vit import VisionTransformer
+from dualprompt.config import LONGEST
 from dualprompt.methods.base import (
     METHODS,
     Batch,
@@ -36,8 +37,8 @@ class DualPromptConfig(MethodConfig):
     name: str = "dualprompt"
     g_layers: tuple[int, ...] = Field(default=(1, 2), description="layers with a G-Prompt, counted from 1")
     e_layers: tuple[int, ...] = Field(default=(3, 4, 5), description="layers with an E-Prompt, counted from 1")
-    g_length: int = Field(default=5, ge=0, description="L_g")
-    e_length: int = Field(default=20, ge=0, description="L_e")
+    g_length: int = Field(default=5, ge=0, le=LONGEST, description="L_g")
+    e_length: int = Field(default=20, ge=0, le=LONGEST, description="L_e")
     prompting: Prompting = Field(default="pre-t", description="Prefix Tuning or Prompt Tuning")
     prefix_at: PrefixAt = Field(default="projected", description="Pre-T after W_K, W_V (official) or before (paper)")
     length_counts: LengthCounts = Field(default="each", description="length rows for K and V each, or both together")
@@ -54,14 +55,19 @@ class DualPromptConfig(MethodConfig):
     ridge_strength: float | None = Field(
         default=None, gt=0, description="λ of head: ridge (default: chosen on a fifth of each task)"
     )
-    align_steps: int = Field(default=300, ge=1, description="Adam steps of head: gaussian after each task")
+    align_steps: int = Field(default=300, ge=1, le=10**6, description="Adam steps of head: gaussian after each task")
     align_lr: float = Field(default=0.01, gt=0, description="their learning rate")
     matching: Literal["key", "keys", "gaussian"] = Field(
         default="key", description="test images find their task by its key, several keys, or its classes' statistics"
     )
-    keys_per_task: int = Field(default=5, ge=1, description="number of keys of matching: keys")
+    keys_per_task: int = Field(default=5, ge=1, le=1000, description="number of keys of matching: keys")
 
     _one_layer = field_validator("g_layers", "e_layers", mode="before")(one_layer)
+
+    @property
+    def learns_one_class(self) -> bool:
+        """Whether a task may have one class: where the head is solved for or re-aligned, it needs no training."""
+        return self.head != "linear" or self.training_logits == "unmasked"
 
 
 @METHODS.register("dualprompt")

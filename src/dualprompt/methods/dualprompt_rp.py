@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import Tensor, nn
 
 from dualprompt.backbones.vit import VisionTransformer
@@ -45,6 +45,17 @@ class DualPromptRPConfig(ExpertsConfig):
         default=0.7, ge=0, le=1, description="weight of the own prompts' scores in the sum of both"
     )
     selection: Selection = Field(default="query", description="how test images pick an E-Prompt")
+
+    @field_validator("training_logits")
+    @classmethod
+    def _own_classes(cls, value: str) -> str:
+        if value == "unmasked":
+            raise ValueError(
+                "a task's prompts are trained with a classifier of its own classes that goes with the task, so there "
+                "are no old rows to train: leave it masked; a task of one class is learned without training (the "
+                "baseline beside it: --methods dualprompt-rp,frozen-head:training_logits=unmasked, or --no-baseline)"
+            )
+        return value
 
 
 @METHODS.register("dualprompt-rp")

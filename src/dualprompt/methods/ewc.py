@@ -34,7 +34,9 @@ class EWCConfig(FineTuneConfig):
     fisher_labels: Literal["model", "true"] = Field(
         default="model", description="labels of the Fisher: the model's own distribution, or the images' labels"
     )
-    fisher_images: int = Field(default=1000, ge=1, description="images a task that the Fisher is taken on, at most")
+    fisher_images: int = Field(
+        default=1000, ge=1, le=10**9, description="images a task that the Fisher is taken on, at most"
+    )
 
     @model_validator(mode="after")
     def _gamma_is_used(self) -> EWCConfig:

@@ -14,6 +14,7 @@ from pydantic import Field, field_validator
 from torch import Tensor, nn
 
 from dualprompt.backbones.vit import Prompts, VisionTransformer
+from dualprompt.config import LONGEST, WIDEST
 from dualprompt.methods.base import Batch, Defaults, MethodConfig, Phase, TaskView, below, numbered
 from dualprompt.methods.heads import GrowingHead
 from dualprompt.methods.prompted import Prompted
@@ -28,6 +29,7 @@ class ExpertsConfig(MethodConfig):
     projection: int = Field(
         default=2000,
         ge=1,
+        le=WIDEST,
         description="M; a head keeps M²/2 numbers, so the paper's 10000 weighs 200 MB and 2000 weighs 8 MB",
     )
     reads: Literal["class", "class+patches"] = Field(
@@ -35,14 +37,21 @@ class ExpertsConfig(MethodConfig):
     )
     g_layers: tuple[int, ...] = Field(default=(1, 2), description="layers with a G-Prompt, counted from 1")
     e_layers: tuple[int, ...] = Field(default=tuple(range(3, 13)), description="layers with an E-Prompt")
-    g_length: int = Field(default=5, ge=0, description="L_g")
-    e_length: int = Field(default=20, ge=0, description="L_e")
+    g_length: int = Field(default=5, ge=0, le=LONGEST, description="L_g")
+    e_length: int = Field(default=20, ge=0, le=LONGEST, description="L_e")
     prompting: Prompting = Field(default="pre-t", description="Prefix Tuning or Prompt Tuning")
     prefix_at: PrefixAt = Field(default="projected", description="Pre-T after W_K, W_V (official) or before (paper)")
     init: Init = Field(default="uniform", description="prompts from U[0, 0.01), or wide: U(−1, 1)")
-    first_factor: int = Field(default=4, ge=1, description="the first task trains so many times the recipe's epochs")
+    first_factor: int = Field(
+        default=4, ge=1, le=1000, description="the first task trains so many times the recipe's epochs"
+    )
 
     _one_layer = field_validator("g_layers", "e_layers", mode="before")(one_layer)
+
+    @property
+    def learns_one_class(self) -> bool:
+        """Yes: the heads are solved for, and prompts are not trained where there is nothing to tell apart."""
+        return True
 
 
 class Projected(nn.Module):

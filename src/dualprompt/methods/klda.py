@@ -11,6 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from dualprompt.backbones.vit import VisionTransformer
+from dualprompt.config import WIDEST
 from dualprompt.methods.base import METHODS, Grid, MethodConfig, TaskView
 from dualprompt.methods.lda import LDA, LDAConfig
 from dualprompt.methods.statistics import generator_for, precise
@@ -23,7 +24,10 @@ class KLDAConfig(LDAConfig):
 
     name: str = "klda"
     projection: int = Field(
-        default=2000, ge=1, description="D, random Fourier features; the state holds D²/2 numbers: 8 MB for 2000"
+        default=2000,
+        ge=1,
+        le=WIDEST,
+        description="D, random Fourier features; the state holds D²/2 numbers: 8 MB for 2000",
     )
     bandwidth: float = Field(
         default=1.0, gt=0, description="σ of the kernel, in median distances between features of the first task"

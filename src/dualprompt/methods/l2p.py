@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from dualprompt.backbones.vit import LayerPrompt, VisionTransformer
+from dualprompt.config import LONGEST
 from dualprompt.methods.base import (
     METHODS,
     Batch,
@@ -34,9 +35,11 @@ class L2PConfig(MethodConfig):
         description="one pool that all tasks train (official for CIFAR-100), or each task adds and trains N prompts, "
         "which begin where its predecessor's ended (official for 5-datasets)",
     )
-    pool_size: int = Field(default=30, ge=1, description="M, prompts in a shared pool; by task it grows by N a task")
-    length: int = Field(default=20, ge=1, description="L_p, tokens of a prompt")
-    top_n: int = Field(default=5, ge=1, description="N, prompts that an image takes")
+    pool_size: int = Field(
+        default=30, ge=1, le=10_000, description="M, prompts in a shared pool; by task it grows by N a task"
+    )
+    length: int = Field(default=20, ge=1, le=LONGEST, description="L_p, tokens of a prompt")
+    top_n: int = Field(default=5, ge=1, le=1000, description="N, prompts that an image takes")
     match_weight: float = Field(default=0.5, ge=0, description="λ")
     init: Init = Field(default="uniform", description="prompts and keys from U[0, 0.01), or wide: U(−1, 1)")
     feature: Literal["prompts", "class"] = Field(

@@ -19,7 +19,9 @@ class LwFConfig(FineTuneConfig):
     training_logits: Literal["masked", "unmasked"] = "masked"
     temperature: float = Field(default=2.0, gt=0, description="T of the distillation")
     distillation_weight: float = Field(default=1.0, ge=0, description="weight of the distillation")
-    warmup_epochs: int = Field(default=0, ge=0, description="epochs that train only the new rows of the head, first")
+    warmup_epochs: int = Field(
+        default=0, ge=0, le=10**6, description="epochs that train only the new rows of the head, first"
+    )
 
 
 WARM_UP = "warm up the head"

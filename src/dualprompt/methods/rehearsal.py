@@ -15,7 +15,7 @@ from dualprompt.methods.finetune import FineTune, FineTuneConfig
 class RehearsalConfig(FineTuneConfig):
     """Options of methods that fine-tune with a buffer."""
 
-    buffer_size: int = Field(default=1000, ge=1, description="images of old tasks that are kept")
+    buffer_size: int = Field(default=1000, ge=1, le=10**8, description="images of old tasks that are kept")
 
     @field_validator("training_logits")
     @classmethod

@@ -17,7 +17,7 @@ class UpperBoundConfig(FineTuneConfig):
     """Options of `upper-bound`."""
 
     name: str = "upper-bound"
-    epochs_factor: int = Field(default=1, ge=1, description="how many times the recipe's epochs it trains for")
+    epochs_factor: int = Field(default=1, ge=1, le=1000, description="how many times the recipe's epochs it trains for")
 
     @field_validator("training_logits")
     @classmethod

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dualprompt.errors import DualPromptError
-from dualprompt.files import beside, digest, disk_errors
+from dualprompt.files import beside, digest, disk_errors, refuse_links
 from dualprompt.seeds import derive
 from dualprompt.studies import paper
 from dualprompt.studies.pictures import Line, Lines
@@ -66,6 +66,7 @@ def _open(optuna: Any, lab: Lab) -> optuna.Study:
     trials = lab.folder / "trials.db"
     with disk_errors(lab.folder):
         lab.folder.mkdir(parents=True, exist_ok=True)
+        refuse_links(lab.folder)
         if lab.fresh and trials.is_file():
             trials.rename(beside(trials))
     return optuna.create_study(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dualprompt.errors import DualPromptError
-from dualprompt.files import write_text
+from dualprompt.files import read_bytes, reason, write_text
 from dualprompt.studies.pictures import Picture, save_with_data
 from dualprompt.studies.sheet import Sheet
 
@@ -158,10 +158,17 @@ def _prepared(item: Item, folder: Path, prefix: str) -> dict[str, Any]:
     if isinstance(item, Photo):
         return {
             "kind": item.kind,
-            "data": base64.b64encode(item.path.read_bytes()).decode(),
+            "data": base64.b64encode(_photo(item.path)).decode(),
             "caption": item.caption,
         }
     return {name: getattr(item, name) for name in item.__dataclass_fields__}
+
+
+def _photo(path: Path) -> bytes:
+    try:
+        return read_bytes(path, LARGEST)
+    except OSError as error:
+        raise DualPromptError(f"{path} cannot be read ({reason(error)}); make the study again") from None
 
 
 def _inline(svg: str, prefix: str, title: str) -> str:

@@ -16,6 +16,9 @@ from dualprompt.studies.sheet import as_csv
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+LONGEST_NAME = 1000  # letters; a figure grows with its names
+COLOUR_MAPS = ("YlGnBu", "RdBu_r")
+MARKERS = ("o", "x")
 CELLS = 25  # above so many rows or columns a cell has no room for its number
 INK, QUIET = "#1f2933", "#9aa5b1"
 COLOURS = ("#0b6e99", "#d9480f", "#2b8a3e", "#862e9c", "#b8860b", "#c2255c", "#5c940d", "#495057")
@@ -230,19 +233,46 @@ class Points:
 Picture = Grid | Lines | Points
 
 
+def whole(picture: Picture) -> Picture:
+    """Return a picture that can be drawn; a ValueError says why one cannot."""
+    for name in (picture.title, *_names_in(picture)):
+        if len(name) > LONGEST_NAME:
+            raise ValueError(f"a name has more than {LONGEST_NAME} letters")
+    if isinstance(picture, Grid):
+        shape = len(picture.rows), len(picture.columns)
+        for values in (picture.values, *([] if picture.spread is None else [picture.spread])):
+            if not all(shape) or (len(values), *{len(row) for row in values}) != shape:
+                raise ValueError("a grid has a number for each row and column")
+        if not 0 <= picture.digits <= 6 or picture.colours not in COLOUR_MAPS:
+            raise ValueError(f"a grid has 0 to 6 digits, and the colours {' or '.join(COLOUR_MAPS)}")
+        if any(len(cell) != 2 or not (0 <= cell[0] < shape[0] and 0 <= cell[1] < shape[1]) for cell in picture.framed):
+            raise ValueError("a framed cell is a row and a column of its grid")
+        return picture
+    parts = picture.lines if isinstance(picture, Lines) else picture.clouds
+    if not parts or any(not part.x or len(part.x) != len(part.y) for part in parts):
+        raise ValueError("a line or cloud has points, each with an x and a y")
+    if isinstance(picture, Lines):
+        if any(line.spread is not None and len(line.spread) != len(line.x) for line in picture.lines):
+            raise ValueError("a line's spread is that of its points")
+        last = None if picture.places is None else len(picture.places)
+        if last is not None and any(not 0 <= x < last for line in picture.lines for x in line.x):
+            raise ValueError("a point lies at one of its picture's places")
+    elif any(cloud.marker not in MARKERS or not 0 <= cloud.colour < 10**6 for cloud in picture.clouds):
+        raise ValueError(f"a cloud has a colour, and the marker {' or '.join(MARKERS)}")
+    return picture
+
+
+def _names_in(picture: Picture) -> list[str]:
+    if isinstance(picture, Grid):
+        return [picture.x, picture.y, picture.unit, *picture.rows, *picture.columns]
+    if isinstance(picture, Lines):
+        return [picture.x, picture.y, *(line.name for line in picture.lines), *(picture.places or ())]
+    return [cloud.name for cloud in picture.clouds]
+
+
 def as_plain(picture: Picture) -> dict[str, Any]:
     """Return a picture as JSON keeps it."""
     return {"kind": picture.kind, **asdict(picture)}
-
-
-def from_plain(values: dict[str, Any]) -> Picture:
-    """Return the picture that `as_plain` wrote."""
-    rest = {key: value for key, value in values.items() if key not in ("kind", "lines", "clouds")}
-    if values["kind"] == "lines":
-        return Lines(lines=[Line(**line) for line in values["lines"]], **rest)
-    if values["kind"] == "points":
-        return Points(clouds=[Cloud(**cloud) for cloud in values["clouds"]], **rest)
-    return Grid(**rest)
 
 
 def save(path: Path, *pictures: Picture) -> Path:

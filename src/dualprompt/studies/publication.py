@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, TypeAdapter, model_validator
 
 from dualprompt import metrics
+from dualprompt.config import Count, Percent, Record, read_record
 from dualprompt.errors import DualPromptError
 from dualprompt.files import read_json, write_json
-from dualprompt.studies.sheet import Column, Sheet, as_markdown
+from dualprompt.studies.sheet import Sheet, as_markdown
 from dualprompt.studies.store import Obtained
 from dualprompt.studies.tables import ABSENT, over_seeds
 from dualprompt.studies.verdict import Verdict
@@ -124,28 +127,69 @@ def _run(each: Obtained, environments: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def _rectangular(sheet: Sheet) -> Sheet:
+    if any(len(row) != len(sheet.columns) for group in sheet.groups for row in group):
+        raise ValueError("a row of a table has a cell for each column")
+    return sheet
+
+
+SheetRecord = Annotated[Sheet, AfterValidator(_rectangular)]
+
+
+class _VerdictRecord(Record):
+    sentence: str
+
+
+class _RunRecord(Record):
+    seed: Count
+    accuracy_matrix: list[list[Percent]]
+    judged_images: list[Annotated[Count, Field(ge=1)]] | None
+    average_accuracy: Percent
+    forgetting: float | None
+    image_weighted_accuracy: Percent | None
+    mean_over_steps: Percent | None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> _RunRecord:
+        metrics.check(self.accuracy_matrix)
+        if self.judged_images is not None and len(self.judged_images) != len(self.accuracy_matrix):
+            raise ValueError("'judged_images' must have a number for each task")
+        return self
+
+
+class _RowRecord(Record):
+    label: str
+    runs: list[_RunRecord]
+
+
+class PublicationRecord(Record):
+    """What a publication holds, as far as it is read again."""
+
+    kind: str
+    title: str
+    command: str
+    date: str | None
+    finding: str
+    verdicts: list[_VerdictRecord]
+    sheets: list[SheetRecord]
+    rows: list[_RowRecord]
+
+
 def read(path: Path) -> dict[str, Any]:
     """Return a publication, or say that the file is none."""
     if not path.is_file():
         raise DualPromptError(f"{path} does not exist; make it with --publish of `table`, `study` or `sweep`")
     value = read_json(path)
-    missing = [key for key in KEYS if not isinstance(value, dict) or key not in value]
+    missing = [key for key in KEYS if key not in value]
     if missing:
         raise DualPromptError(f"{path} was not made by --publish (it has no '{missing[0]}'); choose another name")
+    read_record(path, PublicationRecord, "restore it or publish again")
     return value
 
 
 def sheets(value: Mapping[str, Any]) -> list[Sheet]:
-    """Return the tables of a publication or a study."""
-    return [
-        Sheet(
-            sheet["title"],
-            tuple(Column(**column) for column in sheet["columns"]),
-            tuple(tuple(tuple(row) for row in group) for group in sheet["groups"]),
-            tuple(sheet["remarks"]),
-        )
-        for sheet in value["sheets"]
-    ]
+    """Return the tables of a publication."""
+    return TypeAdapter(list[Sheet]).validate_python(value["sheets"])
 
 
 def markdown(value: Mapping[str, Any]) -> str:

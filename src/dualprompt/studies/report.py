@@ -28,7 +28,7 @@ def report(paths: Sequence[Path], out: Path | None = None, progress: Progress = 
     labelled = _labelled([path for path in paths if path not in studies])
     sections = of_runs(labelled, progress) if labelled else []
     for number, path in enumerate(studies):
-        name = results.read(path)["study"]
+        name = results.read(path).study
         taken = any(section.name == name for section in sections)
         sections.append(of_study(path, f"{name}-{number + 1}" if taken else name))
     return page.write(out or paths[0] / "report.html", *_title(labelled, studies), sections)
@@ -43,8 +43,8 @@ def _title(labelled: Labelled, studies: Sequence[Path]) -> tuple[str, str]:
         name = Path(first["backbone"]).name
         return title, f"backbone {name}, recipe {first['recipe']}, seeds {', '.join(map(str, seeds))}"
     value = results.read(studies[0])
-    title = value["title"] if len(studies) == 1 else f"{len(studies)} studies"
-    return title, f"{value['benchmark']}, backbone {Path(value['backbone']).name}, recipe {value['recipe']}"
+    title = value.title if len(studies) == 1 else f"{len(studies)} studies"
+    return title, f"{value.benchmark}, backbone {Path(value.backbone).name}, recipe {value.recipe}"
 
 
 def _labelled(paths: Sequence[Path]) -> Labelled:

@@ -5,19 +5,57 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import AfterValidator, Discriminator, Field, Tag
+
+from dualprompt.config import Record, read_record
 from dualprompt.errors import DualPromptError
-from dualprompt.files import digest, read_json, write_json, write_text
+from dualprompt.files import digest, refuse_links, write_json, write_text
 from dualprompt.studies import publication
 from dualprompt.studies.folders import free
-from dualprompt.studies.pictures import Picture, as_plain, from_plain, save_with_data
-from dualprompt.studies.sheet import Sheet, as_csv, as_markdown, as_rich
+from dualprompt.studies.pictures import Grid, Lines, Points, as_plain, save_with_data, whole
+from dualprompt.studies.sheet import as_csv, as_markdown, as_rich
 from dualprompt.studies.study import Lab, Outcome, Study
 from dualprompt.studies.tables import text
 from dualprompt.training.run import CIRCUMSTANCES, config_digest
 
 FILE = "study.json"
+
+
+def _plain_name(name: str) -> str:
+    if name.startswith("."):
+        raise ValueError("a file's name begins with no dot")
+    return name
+
+
+# What files are called: a name may not lead out of the folder.
+FileName = Annotated[str, Field(pattern=r"^[^/\\\x00-\x1f]{1,200}$"), AfterValidator(_plain_name)]
+PictureRecord = Annotated[
+    Annotated[Grid, Tag("grid")] | Annotated[Lines, Tag("lines")] | Annotated[Points, Tag("points")],
+    Discriminator(lambda value: value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)),
+    AfterValidator(whole),
+]
+
+
+class _RowRecord(Record):
+    runs: list[str]
+
+
+class StudyRecord(Record):
+    """What `study.json` holds."""
+
+    study: FileName
+    title: str
+    paper: str
+    finding: str
+    benchmark: str
+    backbone: str
+    recipe: str
+    rows: list[_RowRecord]
+    tables: list[publication.SheetRecord]
+    pictures: dict[FileName, PictureRecord]
+    photos: dict[FileName, str]
 
 
 def question(study: Study, lab: Lab) -> str:
@@ -75,16 +113,7 @@ def is_study(folder: Path) -> bool:
     return (folder / FILE).is_file()
 
 
-def read(folder: Path) -> dict[str, Any]:
+def read(folder: Path) -> StudyRecord:
     """Return what study.json says."""
-    return read_json(folder / FILE, "study", "title", "finding", "tables", "pictures", "rows")
-
-
-def sheets(value: dict[str, Any]) -> list[Sheet]:
-    """Return the tables of a study that was read."""
-    return publication.sheets({"sheets": value["tables"]})
-
-
-def pictures(value: dict[str, Any]) -> dict[str, Picture]:
-    """Return the pictures of a study that was read."""
-    return {name: from_plain(plain) for name, plain in value["pictures"].items()}
+    refuse_links(folder)
+    return read_record(folder / FILE, StudyRecord, "restore it or make the study again")

@@ -191,16 +191,16 @@ def of_study(folder: Path, name: str) -> Section:
     `name` is that of its anchors and files.
     """
     value = results.read(folder)
-    items: list[Item] = [Text(value["finding"], strong=True), Text(f"The paper: {value['paper']}.")]
-    items += [Shown(sheet) for sheet in results.sheets(value)]
-    drawings = results.pictures(value).items()
+    items: list[Item] = [Text(value.finding, strong=True), Text(f"The paper: {value.paper}.")]
+    items += [Shown(sheet) for sheet in value.tables]
+    drawings = value.pictures.items()
     items += [Drawn(f"{name}-{key}" if key != name else key, picture) for key, picture in drawings]
-    items += [Photo(folder / file, caption) for file, caption in value["photos"].items()]
-    folders = list(dict.fromkeys(run for row in value["rows"] for run in row["runs"]))
+    items += [Photo(folder / file, caption) for file, caption in value.photos.items()]
+    folders = list(dict.fromkeys(run for row in value.rows for run in row.runs))
     there = [run for path in folders if (run := Run(Path(path))).finished]
     if there:
         items += [*_environment(there[:1]), Code(f"all {len(folders)} runs", "\n".join(folders))]
-    return Section(name, value["title"], items)
+    return Section(name, value.title, items)
 
 
 def _file(name: str) -> str:

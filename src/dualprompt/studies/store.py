@@ -24,7 +24,18 @@ from dualprompt.backbones.weights import CheckpointInfo
 from dualprompt.config import RunConfig
 from dualprompt.data.stream import build_stream
 from dualprompt.errors import DualPromptError, InterruptedRunError
-from dualprompt.files import INHERITED, beside, digest, disk_errors, held, read_bytes, reason, sweep, write_json
+from dualprompt.files import (
+    INHERITED,
+    beside,
+    digest,
+    disk_errors,
+    held,
+    read_bytes,
+    reason,
+    refuse_links,
+    sweep,
+    write_json,
+)
 from dualprompt.progress import SILENT, Bar, Progress, duration
 from dualprompt.training import group
 from dualprompt.training.code import fingerprint
@@ -186,6 +197,7 @@ def _set_aside(runs: Sequence[Run], root: Path, progress: Progress) -> None:
     for run in runs:
         with held(run.folder, f"run {run.folder}: {BUSY}"), disk_errors(run.folder):
             place = root / ASIDE
+            refuse_links(place, itself=True)
             place.mkdir(exist_ok=True)
             run.folder.rename(beside(place / run.folder.name))
     if runs:
@@ -207,6 +219,7 @@ def _asked(config: RunConfig, root: Path, identities: _Identities) -> Obtained:
     resolved = group.plan([config], baseline=False)[0].config
     identity = identities.of(resolved)
     run = Run(root / _name(resolved, identity))
+    refuse_links(run.folder, itself=True)
     if run.manifest_path.is_file() and run.manifest()["identity"] != asdict(identity):
         raise DualPromptError(f"{run.folder} holds another run than its name says; move it elsewhere")
     return Obtained(run, resolved)

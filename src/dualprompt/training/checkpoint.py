@@ -84,7 +84,9 @@ def checksum(tensors: State, header: str) -> str:
     found = hashlib.sha256(header.encode())
     for name, value in sorted(tensors.items()):
         found.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode())
-        found.update(value.reshape(-1).view(torch.uint8).numpy().data)
+        # One number may have any stride, and then cannot be seen as bytes.
+        flat = value.contiguous().view(-1).as_strided((value.numel(),), (1,))
+        found.update(flat.view(torch.uint8).numpy().data)
     return found.hexdigest()
 
 

@@ -16,7 +16,7 @@ from dualprompt.backbones.weights import absolute_name
 from dualprompt.config import Record, RunConfig, parse, read_record
 from dualprompt.data.stream import with_absolute_paths
 from dualprompt.errors import DualPromptError, InterruptedRunError, LostProcessError
-from dualprompt.files import LOCK, disk_errors, held, is_partial, sweep, write_json
+from dualprompt.files import LOCK, disk_errors, held, is_partial, refuse_links, sweep, write_json
 from dualprompt.methods.base import METHODS, method_config
 from dualprompt.progress import SILENT, Progress, speaks
 from dualprompt.training.distributed import lost_process
@@ -223,6 +223,7 @@ def elsewhere_config(folder: Path, config: RunConfig, elsewhere: dict[str, Any])
 
 def members_of(folder: Path) -> list[Member]:
     """Return the runs that belong to `folder`: those of its group, or itself."""
+    refuse_links(folder)
     listing = folder / "group.json"
     if not listing.is_file():
         return [Member(".", Run.open(folder).config())]

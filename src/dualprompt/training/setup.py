@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
+from pydantic import ValidationError
 
 from dualprompt.backbones import weights
 from dualprompt.backbones.vit import VisionTransformer
@@ -125,11 +126,29 @@ def _worth_compiling(config: RunConfig, common: Setup) -> bool:
 def refuse_single_classes(options: MethodConfig, stream: TaskStream) -> None:
     """Refuse tasks that teach nothing: among the classes of one task, a single one is always right."""
     for task in stream.tasks:
-        if len(task.classes) == 1 and options.training_logits == "masked":
+        if len(task.classes) == 1 and not learns_one_class(options):
             raise DualPromptError(
-                f"task {task.index + 1} ('{task.name}') has one class, and masked logits cannot learn from one; "
-                "give it more classes or set method.training_logits: unmasked"
+                f"task {task.index + 1} ('{task.name}') has one class, from which '{options.name}' cannot learn with "
+                f"masked logits; {' or '.join(['give it more classes', *one_class_remedies(options, 'method.')])}"
             )
+
+
+def learns_one_class(options: MethodConfig) -> bool:
+    """Return whether a method learns a task of one class; one that solves for its head says so itself."""
+    return getattr(options, "learns_one_class", options.training_logits == "unmasked")
+
+
+def one_class_remedies(options: MethodConfig, prefix: str = "") -> list[str]:
+    """Return what one may set so that a method learns a task of one class; some methods have no such option."""
+    found = []
+    for key, value in (("training_logits", "unmasked"), ("head", "gaussian")):
+        try:
+            changed = type(options).model_validate(options.model_dump() | {key: value})
+        except ValidationError:  # it has no such option, or refuses this value
+            continue
+        if learns_one_class(changed):
+            found.append(f"set {prefix}{key}: {value}")
+    return found
 
 
 def _alike(one: RunConfig, other: RunConfig) -> bool:
