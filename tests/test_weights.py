@@ -324,7 +324,13 @@ def test_listing_needs_no_torch() -> None:
     paths = {"PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ, **paths})
     assert {"name", "title", "source", "licence", "needs_network", "notes"} == set(known()[0])
-    assert [entry["name"] for entry in known() if not entry["needs_network"]] == ["embedded", "vit-b16-random"]
+    assert [entry["name"] for entry in known() if not entry["needs_network"]] == [
+        "embedded",
+        "vit-b16-random",
+        "resnet18-cifar",
+        "resnet18",
+        "resnet152",
+    ]
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth", ".pt", ".bin", ".npz"])
