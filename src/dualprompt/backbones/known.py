@@ -71,10 +71,10 @@ KNOWN: dict[str, Known] = {
         Known("dinov2-b14-reg", "DINOv2 ViT-B/14, 4 registers", "facebook/dinov2-with-registers-base"),
         Known(
             "resnet18-cifar",
-            "ResNet-18 at 32 px, drawn by the run's seed, to train from scratch; -nf20 at the end of its name: 20 "
-            "channels in the first stage instead of 64",
+            "ResNet-18 at 32 px, drawn by the run's seed, to train from scratch",
             "drawn",
             needs_network=False,
+            notes="its first stage has 64 channels; with -nf20 at the end of its name, 20. So for the other drawn ResNets.",
         ),
         Known(
             "resnet18",
