@@ -74,7 +74,7 @@ KNOWN: dict[str, Known] = {
             "ResNet-18 at 32 px, drawn by the run's seed, to train from scratch",
             "drawn",
             needs_network=False,
-            notes="its first stage has 64 channels; with -nf20 at the end of its name, 20. So for the other drawn ResNets.",
+            notes="64 channels in its first stage; 20 with -nf20 at the end of its name. So for the other drawn ones.",
         ),
         Known(
             "resnet18",
