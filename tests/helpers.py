@@ -9,7 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dualprompt.backbones.base import Backbone
 from dualprompt.backbones.vit import VisionTransformer, ViTConfig
+from dualprompt.backbones.weights import Checkpoint
 from dualprompt.data.images import Images
 from dualprompt.data.stream import Subset
 from dualprompt.methods.base import Batch, Method, TaskView
@@ -32,6 +34,18 @@ def tiny_vit(seed: int = 0, **options: Any) -> VisionTransformer:
             middle = 1.0 if "norm" in name and name.endswith("weight") else 0.0
             parameter.copy_(middle + 0.2 * torch.randn(parameter.shape, generator=generator))
     return vit.freeze()
+
+
+def as_vit(backbone: Backbone) -> VisionTransformer:
+    """The same one, known to be a ViT."""
+    assert isinstance(backbone, VisionTransformer)
+    return backbone
+
+
+def vit_config(checkpoint: Checkpoint) -> ViTConfig:
+    """The architecture of a checkpoint, known to be a ViT's."""
+    assert isinstance(checkpoint.config, ViTConfig)
+    return checkpoint.config
 
 
 def random_images(count: int, seed: int = 1) -> Tensor:

@@ -11,7 +11,7 @@ from dualprompt.config import TrainConfig
 from dualprompt.methods.base import Batch
 from dualprompt.studies import bench, reference
 from dualprompt.training.loop import make_optimiser
-from helpers import batch_of, random_dualprompt, random_images, spread_keys
+from helpers import as_vit, batch_of, random_dualprompt, random_images, spread_keys
 from sandbox import VIT, World, call, write_weights
 
 OVERLAP: dict[str, Any] = {"g_layers": (1, 2), "e_layers": (2, 3)}
@@ -21,7 +21,7 @@ def test_fast_and_straight_line_predictions_agree():
     method, images = random_dualprompt(tasks=4, **OVERLAP), random_images(24)
     assert len(set(spread_keys(method, images).tolist())) == 4
     fast = method.predict(batch_of(images), "query")
-    logits, selected = reference.predict(method, method.backbone, images)
+    logits, selected = reference.predict(method, as_vit(method.backbone), images)
     assert fast.selected is not None
     assert fast.selected.tolist() == selected.tolist()
     torch.testing.assert_close(fast.logits, logits, rtol=1e-4, atol=1e-5)
@@ -40,7 +40,7 @@ def test_fast_and_straight_line_prompts_agree_after_an_epoch():
         rows = slice(start, start + 8)
         losses = (
             fast.loss(Batch(lambda rows=rows: images[rows], labels[rows], query=known[rows])),
-            reference.loss(slow, slow.backbone, images[rows], labels[rows]),
+            reference.loss(slow, as_vit(slow.backbone), images[rows], labels[rows]),
         )
         for loss, optimiser in zip(losses, optimisers, strict=True):
             optimiser.zero_grad()

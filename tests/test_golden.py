@@ -10,6 +10,7 @@ import torch
 from dualprompt.backbones import weights
 from dualprompt.methods.base import Batch
 from dualprompt.methods.dualprompt import DualPrompt, DualPromptConfig
+from helpers import vit_config
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -26,7 +27,7 @@ class Golden:
         }
         np.savez(path, **arrays)
         checkpoint = weights.read(str(path))
-        assert checkpoint.config.heads == int(self["heads"])
+        assert vit_config(checkpoint).heads == int(self["heads"])
         backbone = weights.build(checkpoint, gelu="tanh")
         config = DualPromptConfig(
             g_layers=tuple(self["g_layers"].tolist()),

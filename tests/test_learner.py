@@ -127,7 +127,7 @@ def test_an_answer_adds_up(world: World, kept: Path) -> None:
     assert answer.probability == pytest.approx(float(logits.softmax(dim=1).max()))
     assert (answer.task, answer.similarity) == (learner.tasks[int(task)].name, pytest.approx(float(similarity)))
     means = load_file(next(kept.glob("weights-*")))
-    query = learner._backbone(_normalised(learner, image))[0]
+    query = learner._backbones.frozen()(_normalised(learner, image))[0]
     all_means = torch.cat([means[f"matching.means.{number}"] for number in range(3)])
     cosines = torch.nn.functional.cosine_similarity(query[None], all_means)
     assert answer.similarity == pytest.approx(float(cosines.max()), abs=1e-5)

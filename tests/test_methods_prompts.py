@@ -14,7 +14,7 @@ from dualprompt.errors import DualPromptError
 from dualprompt.methods.base import METHODS, Batch, Method, TaskView, method_config
 from dualprompt.methods.coda_prompt import CodaPrompt, CodaPromptConfig, component_weights, orthogonal
 from dualprompt.methods.l2p import L2P, L2PConfig
-from helpers import batch_of, random_images, randomise, seeded, task_view, tiny_vit
+from helpers import as_vit, batch_of, random_images, randomise, seeded, task_view, tiny_vit
 
 CLASSES = 3
 SMALL_DUALPROMPT: dict[str, Any] = {
@@ -179,10 +179,10 @@ def test_l2p_picks_the_nearest_keys_and_pulls_them() -> None:
         nearest = sorted(range(7), key=lambda m: -similarities[m])[:3]
         pulled += [1 - similarities[m] for m in nearest]
         # the N·L_p chosen tokens, put before the image's own by hand
-        x = torch.cat([*(method.prompt[m] for m in nearest), method.backbone.embed(image[None])[0]])[None]
-        for block in method.backbone.blocks:
+        x = torch.cat([*(method.prompt[m] for m in nearest), as_vit(method.backbone).embed(image[None])[0]])[None]
+        for block in as_vit(method.backbone).blocks:
             x = block(x)
-        feature = method.backbone.norm(x)[0, :9].mean(dim=0)
+        feature = as_vit(method.backbone).norm(x)[0, :9].mean(dim=0)
         logits = feature @ torch.cat(list(method.head.weight)).T + torch.cat(list(method.head.bias))
         own = logits[3:].log_softmax(dim=0)
         cross_entropy -= own[label - 3].item() / 6
@@ -276,10 +276,10 @@ def test_l2p_by_task_lets_the_prompts_of_all_tasks_compete_for_each_image() -> N
         query = method.backbone(image[None])[0]
         nearest = F.cosine_similarity(query[None], keys).argsort(descending=True)[:3]
         tasks |= {tuple(sorted((nearest // 3).tolist()))}
-        x = torch.cat([prompts[nearest].flatten(0, 1), method.backbone.embed(image[None])[0]])[None]
-        for block in method.backbone.blocks:
+        x = torch.cat([prompts[nearest].flatten(0, 1), as_vit(method.backbone).embed(image[None])[0]])[None]
+        for block in as_vit(method.backbone).blocks:
             x = block(x)
-        feature = method.backbone.norm(x)[0, :6].mean(dim=0)
+        feature = as_vit(method.backbone).norm(x)[0, :6].mean(dim=0)
         close(prediction[row], feature @ torch.cat([*method.head.weight]).T + torch.cat([*method.head.bias]))
         close(method.predict(batch_of(image[None])).logits[0], prediction[row])
     assert len(tasks) > 3, "images should pick from different tasks"
@@ -293,10 +293,10 @@ def test_l2p_by_task_loss_is_over_its_own_prompts_and_keys() -> None:
     queries = method.backbone(images)
     expected = 0.0
     for image, query, label in zip(images, queries, labels.tolist(), strict=True):
-        x = torch.cat([method.prompts[1].flatten(0, 1), method.backbone.embed(image[None])[0]])[None]
-        for block in method.backbone.blocks:
+        x = torch.cat([method.prompts[1].flatten(0, 1), as_vit(method.backbone).embed(image[None])[0]])[None]
+        for block in as_vit(method.backbone).blocks:
             x = block(x)
-        logits = method.backbone.norm(x)[0, 6] @ method.head.weight[1].T + method.head.bias[1]
+        logits = as_vit(method.backbone).norm(x)[0, 6] @ method.head.weight[1].T + method.head.bias[1]
         pulled = (1 - F.cosine_similarity(query[None], method.keys[1])).sum()
         expected += (0.7 * pulled - logits.log_softmax(dim=0)[label - 3]).item() / 4
     assert method.loss(batch_of(images, labels)).item() == pytest.approx(expected, rel=1e-4)

@@ -28,7 +28,7 @@ from dualprompt.training.buffer import Buffer, part
 from dualprompt.training.loop import train
 from dualprompt.training.run import Run
 from dualprompt.training.setup import prepare
-from helpers import SIDE, random_images, seeded, subset_of, task_view, tiny_vit
+from helpers import SIDE, as_vit, random_images, seeded, subset_of, task_view, tiny_vit
 from sandbox import World
 
 NAMES = ("er", "der++", "gdumb", "bic", "co2l")
@@ -272,7 +272,7 @@ def test_bic_distils_the_corrected_old_model_by_the_share_of_old_classes(train_b
     method.begin_phase(method.phases(view)[0], view)
     spread(method.head, 7)
     if train_backbone:
-        spread(method.backbone.blocks[3], 8)
+        spread(as_vit(method.backbone).blocks[3], 8)
     batch = labelled(5, 5, 1)
 
     def teacher(images: Tensor) -> list[list[float]]:
@@ -458,7 +458,7 @@ def test_co2l_contrasts_two_views_and_distils_from_the_model_before(train_backbo
     past = projected(method, images)
     spread(method.projector, 8)
     if train_backbone:
-        spread(method.backbone.blocks[3], 9)
+        spread(as_vit(method.backbone).blocks[3], 9)
     now = projected(method, images)
     contrast, relations = contrast_of_authors(now, labels, new), relations_by_hand(now, past, 0.2, 0.01)
     assert value(method.loss(batch)) == pytest.approx(contrast + relations, rel=1e-3)

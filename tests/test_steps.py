@@ -93,7 +93,7 @@ def outcome(compiled: bool) -> dict[str, Tensor]:
 
 def test_compiled_passes_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the tracer but not the code generator, which would take half a minute; the slow test has both."""
-    monkeypatch.setattr(vit, "_compiled", lambda function: torch.compile(function, dynamic=False, backend="aot_eager"))
+    monkeypatch.setattr(vit, "compiled", lambda function: torch.compile(function, dynamic=False, backend="aot_eager"))
     plain, traced = outcome(False), outcome(True)
     assert plain.keys() == traced.keys()
     for name, value in plain.items():

@@ -15,6 +15,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from dualprompt.backbones import weights
+from helpers import as_vit, vit_config
 
 SIDE = 32
 SMALL = {
@@ -74,8 +75,8 @@ def test_equals_transformers(transformers: Any, kind: str, tmp_path: Path) -> No
     for name in (tmp_path, tmp_path / "model.safetensors"):
         checkpoint = weights.read(str(name))
         torch.testing.assert_close(weights.build(checkpoint)(images()), expected, atol=1e-5, rtol=1e-5)
-    assert checkpoint.config.heads == SMALL["num_attention_heads"]
-    assert checkpoint.config.eps == network.config.layer_norm_eps
+    assert vit_config(checkpoint).heads == SMALL["num_attention_heads"]
+    assert vit_config(checkpoint).eps == network.config.layer_norm_eps
     assert expected.std() > 0.1
 
 
@@ -99,9 +100,9 @@ def test_positions_are_interpolated_as_pillow_does(grid: int, tmp_path: Path) ->
     planes = trained[1:].reshape(4, 4, -1)
     for channel in range(planes.shape[-1]):
         resized = Image.fromarray(planes[..., channel]).resize((grid, grid), Image.Resampling.BICUBIC)
-        found = network.pos_embed[0, 1:, channel].reshape(grid, grid)
+        found = as_vit(network).pos_embed[0, 1:, channel].reshape(grid, grid)
         np.testing.assert_allclose(found.numpy(), np.asarray(resized), atol=1e-5)
-    np.testing.assert_array_equal(network.pos_embed[0, 0].numpy(), trained[0])
+    np.testing.assert_array_equal(as_vit(network).pos_embed[0, 0].numpy(), trained[0])
 
 
 def random_google(dim: int = 24, heads: int = 2, depth: int = 2, mlp: int = 40, patch: int = 8, grid: int = 3) -> dict:
@@ -187,7 +188,8 @@ def test_equals_a_numpy_pass_over_google_npz(prefix: str, tmp_path: Path) -> Non
     arrays = random_google()
     np.savez(tmp_path / "ViT.npz", **{prefix + name: array for name, array in arrays.items()})
     checkpoint = weights.read(str(tmp_path / "ViT.npz"))
-    assert (checkpoint.config.heads, checkpoint.config.image_size, checkpoint.config.eps) == (2, 24, 1e-6)
+    config = vit_config(checkpoint)
+    assert (config.heads, config.image_size, config.eps) == (2, 24, 1e-6)
     assert checkpoint.info.mean == checkpoint.info.std == (0.5, 0.5, 0.5)
     batch = images(24)
     expected = np.stack([google_feature(arrays, image.numpy().astype(np.float64)) for image in batch])
@@ -205,7 +207,7 @@ def test_gelu_flavour_is_chosen_when_building(tmp_path: Path) -> None:
 
 def test_weights_rounded_as_one_tensor_are_a_rounded_copy() -> None:
     backbone = weights.build(weights.read("embedded"), input_size=SIDE).requires_grad_(True)
-    backbone.blocks[3].requires_grad_(False)
+    as_vit(backbone).blocks[3].requires_grad_(False)
     copied = copy.deepcopy(backbone).bfloat16()
     found, expected = backbone.computed_in(torch.bfloat16, images()), copied(images().bfloat16())
     assert torch.equal(found, expected)

@@ -24,6 +24,7 @@ from dualprompt.backbones.known import EMBEDDED_FILE, EMBEDDED_SHA256, KNOWN, kn
 from dualprompt.backbones.vit import VisionTransformer, ViTConfig
 from dualprompt.errors import DualPromptError
 from dualprompt.files import packaged
+from helpers import as_vit, vit_config
 
 SMALL = ViTConfig(image_size=24, patch_size=8, dim=64, depth=3, heads=1, mlp_dim=96)
 HEADER = {
@@ -189,7 +190,8 @@ def test_original_dinov2_names(tmp_path: Path) -> None:
 
 def test_heads_come_from_the_usual_width_where_nothing_says_so(tmp_path: Path) -> None:
     config = replace(SMALL, dim=128, heads=2)
-    assert weights.read(write(tmp_path / "w.safetensors", random_tensors(config), None)).config.heads == 2
+    checkpoint = weights.read(write(tmp_path / "w.safetensors", random_tensors(config), None))
+    assert vit_config(checkpoint).heads == 2
     narrow = random_tensors(replace(SMALL, dim=48))
     assert "num_heads" in message_of(write(tmp_path / "narrow.safetensors", narrow, None))
     assert "do not divide" in message_of(write(tmp_path / "w.safetensors", narrow, {"num_heads": "5"}))
@@ -234,7 +236,7 @@ def test_preprocessor_of_a_hugging_face_repository(preprocessor: dict, side: int
     checkpoint = weights.read(str(repository(tmp_path / "downloaded", config, preprocessor)))
     info = checkpoint.info
     assert (info.mean, info.std, info.interpolation) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6), "bilinear")
-    assert (checkpoint.config.heads, checkpoint.config.eps, info.input_size) == (4, 1e-9, side)
+    assert (vit_config(checkpoint).heads, vit_config(checkpoint).eps, info.input_size) == (4, 1e-9, side)
     assert weights.build(checkpoint)(torch.zeros(1, 3, side, side)).shape == (1, 64)
 
 
@@ -324,7 +326,13 @@ def test_listing_needs_no_torch() -> None:
     paths = {"PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ, **paths})
     assert {"name", "title", "source", "licence", "needs_network", "notes"} == set(known()[0])
-    assert [entry["name"] for entry in known() if not entry["needs_network"]] == ["embedded", "vit-b16-random"]
+    assert [entry["name"] for entry in known() if not entry["needs_network"]] == [
+        "embedded",
+        "vit-b16-random",
+        "resnet18-cifar",
+        "resnet18",
+        "resnet152",
+    ]
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth", ".pt", ".bin", ".npz"])
@@ -475,12 +483,12 @@ def test_another_input_size(cover: bool, distilled: bool, tmp_path: Path) -> Non
     special = (2 if distilled else 1) * cover
     larger = weights.build(checkpoint, input_size=40)
     assert larger(torch.zeros(2, 3, 40, 40)).shape == (2, 64)
-    assert larger.pos_embed.shape[1] == special + 25
-    assert torch.equal(larger.pos_embed[:, :special], checkpoint.tensors["pos_embed"][:, :special])
+    assert as_vit(larger).pos_embed.shape[1] == special + 25
+    assert torch.equal(as_vit(larger).pos_embed[:, :special], checkpoint.tensors["pos_embed"][:, :special])
     same = weights.build(checkpoint, input_size=24)
-    assert torch.equal(same.pos_embed, checkpoint.tensors["pos_embed"])
+    assert torch.equal(as_vit(same).pos_embed, checkpoint.tensors["pos_embed"])
     smooth = {**checkpoint.tensors, "pos_embed": torch.ones_like(checkpoint.tensors["pos_embed"])}
-    resized = weights.build(replace(checkpoint, tensors=smooth), input_size=40).pos_embed
+    resized = as_vit(weights.build(replace(checkpoint, tensors=smooth), input_size=40)).pos_embed
     torch.testing.assert_close(resized, torch.ones_like(resized))  # a constant stays the constant
 
 

@@ -61,6 +61,8 @@ TESTS: dict[str, tuple[str, ...]] = {
     "training/evaluate": ("test_evaluate", "test_dualprompt", "test_predictions", "test_cli.py::test_eval"),
     "training/buffer": ("test_buffer", "test_material", *REHEARSAL),
     "training/checkpoint": ("test_checkpoint", "test_rates", *lives("dualprompt", "er"), *HOSTILE),
+    "backbones/base": ("test_deltas", "test_resnet"),
+    "backbones/resnet": ("test_resnet",),
     "prompts/attach": ("test_prompts", *PROMPTS),
     "prompts/bank": ("test_prompts", *PROMPTS),
     "methods/base": (*PROMPTS, "test_methods_prompts", *REHEARSAL, *lives("dualprompt")),

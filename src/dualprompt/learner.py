@@ -136,21 +136,22 @@ class ContinualLearner:
         config: RunConfig = parse(RunConfig, common | {"backbone": network} | values)
         options = method_config(config.method)
         config = config.model_copy(update={"method": options.model_dump(mode="json"), "device": _device(config.device)})
-        checkpoint = weights.read(config.backbone.name)
+        checkpoint = weights.read(config.backbone.name, seed=seed)
         self._config, self._weights, self._options = config, checkpoint.info, options
         self._device = torch.device(config.device)
         self._dtype = compute_dtype(config, self._device)
-        built = weights.build(checkpoint, input_size=config.backbone.input_size)
+        self._backbones = weights.factory(checkpoint, input_size=config.backbone.input_size)
+        outline = self._backbones.outline()
         kind = METHODS[options.name]
         with torch.device("meta"):  # shapes alone: the options may be a stranger's
-            made = kind(options, built)
+            made = kind(options, outline)
         if not isinstance(made, FrozenHead) or made.trains_backbone or made.joint:
             raise DualPromptError(f"method '{options.name}' trains the backbone or keeps images; take dualprompt")
         if state:
             refuse_larger(made.state(), state)
-        self._backbone = built.freeze().to(self._device, self._dtype)
+        self._backbones.place(self._device, self._dtype)
         self._view = View(
-            side=self._backbone.config.image_size,
+            side=outline.input_size,
             mean=self._weights.mean,
             std=self._weights.std,
             interpolation=self._weights.interpolation,
@@ -178,7 +179,7 @@ class ContinualLearner:
         return _Model(method, network, tasks, rows, next_id, trust)
 
     def _fresh(self) -> Method:
-        method = METHODS[self._options.name](self._options, self._backbone)
+        method = METHODS[self._options.name](self._options, self._backbones)
         method.compute_dtype = self._dtype
         return method.to(self._device)
 
@@ -291,8 +292,8 @@ class ContinualLearner:
         with keep.disk_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
         fabric = launch(config)
-        feed = Feed(config, self._view, self._backbone, fabric, progress)
-        setup = Setup(config, fabric, self._fresh(), stream, feed, self._weights, self._dtype, self._pretrained)
+        feed = Feed(config, self._view, self._backbones, fabric, progress)
+        setup = Setup(config, fabric, self._fresh(), stream, feed, self._weights, self._dtype, self._backbones)
         extend(setup, Run(folder, len(model.tasks), kept.state), progress)
         rows = (*kept.rows, *((model.next_id, label) for label in classes))
         learned = self._made(model.tasks, rows, model.next_id + 1, model.trust, {}, setup.method)
@@ -316,9 +317,6 @@ class ContinualLearner:
             trust[label].append(round(answer.trust, 4))
         info = replace(info, accuracy=100 * sum(right) / len(right))
         return replace(learned, tasks=(*model.tasks, info), trust={**model.trust, info.id: trust})
-
-    def _pretrained(self) -> Any:
-        return weights.build(weights.read(self._config.backbone.name), input_size=self._config.backbone.input_size)
 
     def _refuse_known(self, model: _Model, classes: Mapping[str, Any], again: bool) -> None:
         refuse_unprintable("class", classes)

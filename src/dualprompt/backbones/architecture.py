@@ -9,32 +9,87 @@ from statistics import mode
 import torch
 from torch import Tensor
 
-from dualprompt.backbones.layouts import SUPPORTED, Converted
+from dualprompt.backbones.base import Backbone
+from dualprompt.backbones.layouts import RESNET, SUPPORTED, Converted
+from dualprompt.backbones.resnet import ResNet, ResNetConfig
 from dualprompt.backbones.vit import VisionTransformer, ViTConfig
 from dualprompt.errors import DualPromptError
 
 _SIXTEEN_HEADS = (1280, 1408, 1664)  # ViT-H, ViT-g and ViT-G, whose heads are wider than 64 channels
 
+Architecture = ViTConfig | ResNetConfig
 
-def infer(converted: Converted, heads: int | None, eps: float, where: str) -> ViTConfig:
-    """Read the architecture off the shapes.
+
+def network(config: Architecture) -> Backbone:
+    """Return the network of an architecture, on the device that is current."""
+    return VisionTransformer(config) if isinstance(config, ViTConfig) else ResNet(config)
+
+
+def infer(converted: Converted, heads: int | None, eps: float, where: str) -> Architecture:
+    """Read the architecture off the shapes; `heads` and `eps` are what the files say of a ViT's."""
+    for name, tensor in converted.tensors.items():
+        if not tensor.numel():
+            raise DualPromptError(f"{where}: tensor '{converted.sources[name]}' is empty; use an undamaged file")
+    return _resnet(converted, where) if converted.layout is RESNET else _vit(converted, heads, eps, where)
+
+
+def _resnet(converted: Converted, where: str) -> ResNetConfig:
+    """Read off width, blocks and stem; the shapes do not show pooling, which an ImageNet stem always has."""
+    tensors = converted.tensors
+    first = _present(converted, "conv1.weight", 4, where)
+    stem = {3: "cifar", 7: "imagenet"}.get(first.shape[-1])
+    if stem is None:
+        raise DualPromptError(
+            f"{where}: tensor '{converted.sources['conv1.weight']}' has shape {list(first.shape)}, expected a "
+            f"convolution of 3×3 (small images) or 7×7; {SUPPORTED}"
+        )
+    blocks = []
+    for stage in (1, 2, 3, 4):
+        found = (re.match(rf"layer{stage}\.(\d+)\.", name) for name in tensors)
+        numbers = {int(match[1]) for match in found if match}
+        absent = sorted(set(range(len(numbers) or 1)) - numbers)
+        if absent:
+            raise DualPromptError(f"{where}: missing tensor 'layer{stage}.{absent[0]}.conv1.weight', and its block")
+        blocks.append(len(numbers))
+    one, two, three, four = blocks
+    return ResNetConfig(
+        image_size=32 if stem == "cifar" else 224,
+        blocks=(one, two, three, four),
+        width=first.shape[0],
+        bottleneck="layer1.0.conv3.weight" in tensors,
+        stem="cifar" if stem == "cifar" else "imagenet",
+        pool=stem == "imagenet",
+    )
+
+
+def _present(converted: Converted, name: str, dimensions: int, where: str) -> Tensor:
+    """Return a tensor; refuse a file without it, or where it has another number of dimensions."""
+    if name not in converted.tensors:
+        raise DualPromptError(f"{where}: missing tensor '{name}'{_whose(converted)}; {SUPPORTED}")
+    tensor = converted.tensors[name]
+    if tensor.ndim != dimensions:
+        raise DualPromptError(
+            f"{where}: tensor '{converted.sources[name]}' has shape {list(tensor.shape)}, "
+            f"expected {dimensions} dimensions"
+        )
+    return tensor
+
+
+def _whose(converted: Converted) -> str:
+    """Say whose name it is that a missing tensor is called by, where that is not the file's own naming."""
+    return "" if converted.layout.title in ("timm", "torchvision") else " (timm's name)"
+
+
+def _vit(converted: Converted, heads: int | None, eps: float, where: str) -> ViTConfig:
+    """Read off a ViT.
 
     Attention heads do not show in them: `heads` is what the files say, and where they are silent it is the
     usual dim / 64, or the 16 of the huge published ViTs. Where layers disagree on a size, the majority counts
     and `verify` names the others.
     """
     tensors = converted.tensors
-    for name, tensor in tensors.items():
-        if not tensor.numel():
-            raise DualPromptError(f"{where}: tensor '{converted.sources[name]}' is empty; use an undamaged file")
     for name, dimensions in (("patch_embed.proj.weight", 4), ("cls_token", 3), ("pos_embed", 3)):
-        if name not in tensors:
-            raise DualPromptError(f"{where}: missing tensor '{name}' (timm's name); {SUPPORTED}")
-        if tensors[name].ndim != dimensions:
-            raise DualPromptError(
-                f"{where}: tensor '{converted.sources[name]}' has shape {list(tensors[name].shape)}, "
-                f"expected {dimensions} dimensions"
-            )
+        _present(converted, name, dimensions, where)
     numbers = {int(found[1]) for found in map(re.compile(r"blocks\.(\d+)\.").match, tensors) if found}
     absent = sorted(set(range(len(numbers) or 1)) - numbers)
     if absent:
@@ -93,17 +148,16 @@ def _heads(dim: int, said: int | None, where: str) -> int:
     return heads
 
 
-def verify(converted: Converted, config: ViTConfig, where: str) -> dict[str, Tensor]:
+def verify(converted: Converted, config: Architecture, where: str) -> dict[str, Tensor]:
     """Return the tensors in fp32; refuse one that is missing, surplus, of another shape or not finite."""
     with torch.device("meta"):
-        expected = {name: tensor.shape for name, tensor in VisionTransformer(config).state_dict().items()}
+        expected = {name: tensor.shape for name, tensor in network(config).state_dict().items()}
     tensors, sources = converted.tensors, converted.sources
     faults = []
     if surplus := [sources[name] for name in tensors if name not in expected]:
         faults.append(f"surplus tensor {_first(surplus)}")
     if missing := [name for name in expected if name not in tensors]:
-        named = "" if converted.layout.title == "timm" else " (timm's name)"
-        faults.append(f"missing tensor {_first(missing)}{named}")
+        faults.append(f"missing tensor {_first(missing)}{_whose(converted)}")
     if faults:
         raise DualPromptError(f"{where}: {'; '.join(faults)}; {SUPPORTED}")
     verified = {}

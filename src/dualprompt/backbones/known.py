@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -41,6 +42,8 @@ RANDOM = Known(
     needs_network=False,
 )
 
+_DRAWN = re.compile(r"(resnet18-cifar|resnet18|resnet152)(?:-nf([1-9]\d{0,3}))?")
+
 KNOWN: dict[str, Known] = {
     entry.name: entry
     for entry in (
@@ -66,6 +69,27 @@ KNOWN: dict[str, Known] = {
         Known("dinov2-b14", "DINOv2 ViT-B/14, self-supervised", "facebook/dinov2-base"),
         Known("dinov2-s14-reg", "DINOv2 ViT-S/14, 4 registers", "facebook/dinov2-with-registers-small"),
         Known("dinov2-b14-reg", "DINOv2 ViT-B/14, 4 registers", "facebook/dinov2-with-registers-base"),
+        Known(
+            "resnet18-cifar",
+            "ResNet-18 at 32 px, drawn by the run's seed, to train from scratch",
+            "drawn",
+            needs_network=False,
+            notes="64 channels in its first stage; 20 with -nf20 at the end of its name. So for the other drawn ones.",
+        ),
+        Known(
+            "resnet18",
+            "ResNet-18 at 224 px, drawn by the run's seed, to train from scratch",
+            "drawn",
+            needs_network=False,
+        ),
+        Known(
+            "resnet152",
+            "ResNet-152 at 224 px, drawn by the run's seed, to train from scratch",
+            "drawn",
+            needs_network=False,
+        ),
+        Known("resnet18-in1k", "ResNet-18, ImageNet-1k", "timm/resnet18.tv_in1k", licence="BSD-3-Clause"),
+        Known("resnet152-in1k", "ResNet-152, ImageNet-1k", "timm/resnet152.tv_in1k", licence="BSD-3-Clause"),
     )
 }
 
@@ -73,3 +97,9 @@ KNOWN: dict[str, Known] = {
 def known() -> list[dict[str, Any]]:
     """Return every short name with its title, source, licence, whether its first use needs a network, and notes."""
     return [asdict(entry) for entry in KNOWN.values()]
+
+
+def drawn_by_seed(name: str) -> tuple[str, int] | None:
+    """Return architecture and width of a backbone whose weights a run's seed draws; None for any other name."""
+    found = _DRAWN.fullmatch(name)
+    return found and (found[1], int(found[2] or 64))

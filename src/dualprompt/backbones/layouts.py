@@ -1,4 +1,4 @@
-"""How checkpoints name their tensors, and the way from each naming to timm's."""
+"""How checkpoints name their tensors, and the way to our names: timm's for ViTs, torchvision's for ResNets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dualprompt.errors import DualPromptError
 
 SUPPORTED = (
     "supported are plain Vision Transformers of timm, DeiT, DINO and DINOv2, Hugging Face's ViT, DeiT and "
-    "DINOv2, and Google's .npz"
+    "DINOv2, and Google's .npz, and plain ResNets of torchvision and timm"
 )
 
 
@@ -109,12 +109,20 @@ GOOGLE = Layout(
     },
     unused=("head.", "pre_logits."),
 )
+RESNET = Layout(
+    title="torchvision",
+    marker="layer1.0.conv1.weight",
+    names={},
+    layer=re.compile(r"(?!)"),  # names stay as they are
+    parts={},
+    unused=("fc.",),
+)
 
 # Names that betray another architecture, and what to call it.
 _FOREIGN = {
     r"relative_position_bias|relative_position_index": "a Swin or BEiT (relative positions)",
     r"(^|\.)(norm_pre|ln_pre|pre_layrnorm)\.": "a CLIP tower (a LayerNorm before the first layer)",
-    r"(^|\.)layer1\.0\.|(^|\.)conv_root\.": "a ResNet, or a ViT on top of one",
+    r"(^|\.)layer1\.0\.|(^|\.)conv_root\.": "a ResNet of another kind, or a ViT on top of one",
     r"(^|\.)fc_norm\.": "a ViT whose feature is the average of the patches ('fc_norm'), not the class token",
 }
 _FUSED = {"attn.qkv": ("attn.q", "attn.k", "attn.v"), "mlp.fc1": ("mlp.gate", "mlp.up")}
@@ -122,16 +130,16 @@ _FUSED = {"attn.qkv": ("attn.q", "attn.k", "attn.v"), "mlp.fc1": ("mlp.gate", "m
 
 @dataclass(frozen=True)
 class Converted:
-    """Tensors under timm's names, heads left out."""
+    """Tensors under our names, heads left out."""
 
     layout: Layout
     tensors: dict[str, Tensor]
-    sources: dict[str, str]  # timm's name to the name, or names, in the file
+    sources: dict[str, str]  # our name to the name, or names, in the file
     heads: int | None  # where the file's shapes tell (Google's do)
 
 
-def to_timm(raw: Mapping[str, Tensor], where: str) -> Converted:
-    """Recognise the layout of `raw` and return it under timm's names; `where` names the file in errors."""
+def convert(raw: Mapping[str, Tensor], where: str) -> Converted:
+    """Recognise the layout of `raw` and return it under our names; `where` names the file in errors."""
     dotted = {_dotted(name): name for name in raw}
     layout, prefix = _recognise(dotted, where)
     tensors: dict[str, Tensor] = {}
@@ -139,7 +147,7 @@ def to_timm(raw: Mapping[str, Tensor], where: str) -> Converted:
     heads = None
     for name, source in dotted.items():
         bare = name.removeprefix(prefix)
-        if bare.startswith(layout.unused):
+        if bare.startswith(layout.unused) or (layout is RESNET and bare.endswith(".num_batches_tracked")):
             continue
         target, tensor = layout.rename(bare), raw[source]
         if target in tensors:
@@ -168,18 +176,24 @@ def _dotted(name: str) -> str:
 
 
 def _recognise(names: Mapping[str, str], where: str) -> tuple[Layout, str]:
-    for pattern, what in _FOREIGN.items():
+    found = _layout_of(names)
+    for pattern, what in _FOREIGN.items() if found is None or found[0] is not RESNET else ():
         for name, source in names.items():
             if re.search(pattern, name):
                 raise DualPromptError(f"{where} holds {what}: '{source}'; {SUPPORTED}")
-    for layout in (TIMM, HUGGING_FACE, GOOGLE):
+    if found is None:
+        some = ", ".join(f"'{source}'" for source in list(names.values())[:3]) or "none at all"
+        raise DualPromptError(f"{where} holds no network that is known here: its tensors are {some} …; {SUPPORTED}")
+    return found
+
+
+def _layout_of(names: Mapping[str, str]) -> tuple[Layout, str] | None:
+    """Return the layout and what stands before all of its names, if one of its names is there."""
+    for layout in (TIMM, HUGGING_FACE, GOOGLE, RESNET):
         for name in names:
             if name == layout.marker or name.endswith("." + layout.marker):
                 return layout, name.removesuffix(layout.marker)
-    some = ", ".join(f"'{source}'" for source in list(names.values())[:3]) or "none at all"
-    raise DualPromptError(
-        f"{where} holds no Vision Transformer that is known here: its tensors are {some} …; {SUPPORTED}"
-    )
+    return None
 
 
 def _from_google(target: str, tensor: Tensor) -> Tensor:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call
+
+from dualprompt.backbones.base import LayerPrompt, Linear, Outputs, PromptableBackbone, Prompts, compiled
 
 
 @dataclass(frozen=True)
@@ -43,21 +42,6 @@ class ViTConfig:
         return self.dim // self.heads
 
 
-@dataclass(frozen=True)
-class LayerPrompt:
-    """What one layer receives. A first dimension of 1 serves every image of the batch."""
-
-    prefix: Tensor | None = None  # (batch or 1, 2, length, dim): prepended to K and to V
-    prefix_at_input: bool = False  # prepend before W_K and W_V instead of after
-    tokens: Tensor | None = None  # (batch or 1, length, dim): prepended to the sequence, and stay in it
-
-
-Prompts = Mapping[int, LayerPrompt]
-"""Layer number, counted from 1 as in the paper, to what that layer receives."""
-
-Outputs = Literal["class", "prompts", "class+patches"]
-
-
 class Attention(nn.Module):
     """Multi-head self-attention whose keys and values may be preceded by a prefix."""
 
@@ -78,13 +62,17 @@ class Attention(nn.Module):
             weight, bias = self.qkv.weight, self.qkv.bias
             q = F.linear(asking, weight[:dim], None if bias is None else bias[:dim])
             k, v = F.linear(x, weight[dim:], None if bias is None else bias[dim:]).chunk(2, dim=-1)
+        if prompt is not None and prompt.deltas:
+            asking = x if only is None else x[:, only : only + 1]
+            q, k, v = _changed(q, asking, prompt, "q"), _changed(k, x, prompt, "k"), _changed(v, x, prompt, "v")
         if prefixed:
             prefix_k, prefix_v = self._prefix(prompt, x.dtype).expand(batch, -1, -1, -1).unbind(dim=1)
             k = torch.cat([prefix_k, k], dim=1)
             v = torch.cat([prefix_v, v], dim=1)
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (q, k, v))
         out = F.scaled_dot_product_attention(q, k, v)  # (batch, heads, queries, head_dim)
-        return self.proj(out.transpose(1, 2).flatten(2))
+        mixed = out.transpose(1, 2).flatten(2)
+        return _changed(self.proj(mixed), mixed, prompt, "proj")
 
     def _prefix(self, prompt: LayerPrompt | None, dtype: torch.dtype) -> Tensor:
         assert prompt is not None
@@ -95,9 +83,11 @@ class Attention(nn.Module):
         dim = prefix.shape[-1]
         weight, bias = self.qkv.weight, self.qkv.bias
         parts = []
-        for part, start in ((prefix[:, 0], dim), (prefix[:, 1], 2 * dim)):
-            rows = slice(start, start + dim)
-            parts.append(F.linear(part, weight[rows], None if bias is None else bias[rows]))
+        linears: tuple[Linear, ...] = ("k", "v")
+        for number, linear in enumerate(linears):
+            part, rows = prefix[:, number], slice((number + 1) * dim, (number + 2) * dim)
+            projected = F.linear(part, weight[rows], None if bias is None else bias[rows])
+            parts.append(_changed(projected, part, prompt, linear))
         return torch.stack(parts, dim=1)
 
 
@@ -111,13 +101,21 @@ class Mlp(nn.Module):
         self.fc1 = nn.Linear(config.dim, 2 * config.mlp_dim if self.swiglu else config.mlp_dim)
         self.fc2 = nn.Linear(config.mlp_dim, config.dim)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, prompt: LayerPrompt | None = None) -> Tensor:
         """Apply the two linear maps and the non-linearity between them."""
-        hidden = self.fc1(x)
+        hidden = _changed(self.fc1(x), x, prompt, "fc1")
         if self.swiglu:
             gate, value = hidden.chunk(2, dim=-1)
-            return self.fc2(F.silu(gate) * value)
-        return self.fc2(F.gelu(hidden, approximate=self.approximate))
+            active = F.silu(gate) * value
+        else:
+            active = F.gelu(hidden, approximate=self.approximate)
+        return _changed(self.fc2(active), active, prompt, "fc2")
+
+
+def _changed(out: Tensor, x: Tensor, prompt: LayerPrompt | None, linear: Linear) -> Tensor:
+    """Return what a linear map gave for `x`, plus what its low-rank change gives, if it has one."""
+    delta = None if prompt is None else prompt.delta(linear)
+    return out if delta is None else out + delta(x)
 
 
 class LayerScale(nn.Module):
@@ -148,7 +146,10 @@ class Block(nn.Module):
         """Return the layer's output for all tokens, or for the one at position `only`."""
         kept = x if only is None else x[:, only : only + 1]
         x = kept + self.ls1(self.attn(self.norm1(x), prompt, only))
-        return x + self.ls2(self.mlp(self.norm2(x)))
+        changed = self.mlp(self.norm2(x), prompt)
+        if prompt is not None and prompt.adapter is not None:
+            changed = changed + prompt.adapter(x if prompt.adapter.beside else changed)
+        return x + self.ls2(changed)
 
 
 class PatchEmbed(nn.Module):
@@ -167,17 +168,15 @@ class PatchEmbed(nn.Module):
         return F.linear(cut.flatten(3).flatten(1, 2), self.proj.weight.flatten(1), self.proj.bias)
 
 
-class VisionTransformer(nn.Module):
+class VisionTransformer(PromptableBackbone):
     """Images to the class token's feature after the final LayerNorm.
 
-    The tokens are [class, distillation?, registers…, patches…]. `stem` and `rest` split the pass in two, so that
-    the query and the prompted pass of one image share what comes before the first prompted layer.
+    The tokens are [class, distillation?, registers…, patches…].
     """
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.config = config
-        self.compiled = False  # whether passes go through torch.compile
         self.patch_embed = PatchEmbed(config)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, config.dim))
         if config.distilled:
@@ -193,9 +192,30 @@ class VisionTransformer(nn.Module):
     def _special_tokens(self) -> int:
         return 2 if self.config.distilled else 1
 
-    def freeze(self) -> VisionTransformer:
-        """Stop every parameter from training."""
-        return self.requires_grad_(False).eval()
+    @property
+    def dim(self) -> int:
+        """Channels of a token."""
+        return self.config.dim
+
+    @property
+    def input_size(self) -> int:
+        """Pixels a side, as many as the position embeddings are for."""
+        return self.config.image_size
+
+    @property
+    def depth(self) -> int:
+        """The number of layers."""
+        return self.config.depth
+
+    @property
+    def heads(self) -> int:
+        """Attention heads of a layer."""
+        return self.config.heads
+
+    @property
+    def operations(self) -> float:
+        """Two for each weight and token."""
+        return 2.0 * (self.config.grid**2 + 1) * sum(parameter.numel() for parameter in self.parameters())
 
     def embed(self, images: Tensor) -> Tensor:
         """Return the token sequence that enters the first layer."""
@@ -215,7 +235,7 @@ class VisionTransformer(nn.Module):
 
     def stem(self, images: Tensor, layers: int = 0) -> Tensor:
         """Return the tokens after the first `layers` layers, without prompts."""
-        return (_compiled(VisionTransformer._stem) if self.compiled else VisionTransformer._stem)(self, images, layers)
+        return (compiled(VisionTransformer._stem) if self.compiled else VisionTransformer._stem)(self, images, layers)
 
     def _stem(self, images: Tensor, layers: int) -> Tensor:
         x = self.embed(images)
@@ -230,7 +250,7 @@ class VisionTransformer(nn.Module):
         the prompts have added. With the patches, (batch, 2 dim), the mean of what it makes of the patches' tokens
         before the last layer comes second: only the class token is computed in that one.
         """
-        run = _compiled(VisionTransformer._rest) if self.compiled else VisionTransformer._rest
+        run = compiled(VisionTransformer._rest) if self.compiled else VisionTransformer._rest
         return run(self, x, layers, prompts, outputs)
 
     def _rest(self, x: Tensor, layers: int, prompts: Prompts | None, outputs: Outputs) -> Tensor:
@@ -251,29 +271,6 @@ class VisionTransformer(nn.Module):
             return self.norm(x[:, :class_at]).mean(dim=1)
         feature = self.norm(x[:, 0])
         return torch.cat([feature, *pooled], dim=1) if pooled else feature
-
-    def forward(self, images: Tensor, prompts: Prompts | None = None) -> Tensor:
-        """Map normalised images (batch, 3, side, side) to features (batch, dim)."""
-        return self.rest(self.stem(images), 0, prompts)
-
-    def computed_in(self, dtype: torch.dtype, images: Tensor) -> Tensor:
-        """Return features computed with all weights rounded to `dtype`; gradients reach the weights as they are.
-
-        All are rounded as one tensor: autocast, which does it one by one, doubles the kernels of a small step.
-        """
-        if self.cls_token.dtype == dtype:
-            return self(images)
-        names, weights = zip(*self.named_parameters(), strict=True)
-        rounded = torch.cat([weight.flatten() for weight in weights]).to(dtype)
-        parts = rounded.split([weight.numel() for weight in weights])
-        shaped = {name: part.view_as(weight) for name, part, weight in zip(names, parts, weights, strict=True)}
-        return functional_call(self, shaped, (images.to(dtype),))
-
-
-@functools.cache
-def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return the compiled form of one half of a pass; what has the same shapes shares one compilation."""
-    return torch.compile(function, dynamic=False)
 
 
 def resize_positions(pos_embed: Tensor, special: int, grid: int) -> Tensor:

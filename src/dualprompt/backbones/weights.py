@@ -1,4 +1,4 @@
-"""One name to verified tensors to a frozen Vision Transformer.
+"""One name to verified tensors to a frozen network.
 
 A name is `embedded`; a short name of `dualprompt list backbones`; a hub id (`owner/name` or
 `hf-hub:owner/name`, either with `@revision`); a folder that holds a downloaded hub repository; or a
@@ -26,16 +26,30 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from dualprompt.backbones.architecture import infer, verify
+from dualprompt.backbones.architecture import Architecture, infer, network, verify
+from dualprompt.backbones.base import HALF, Backbone, BackboneFactory
 from dualprompt.backbones.facts import Facts, Triple, from_folder, from_header
-from dualprompt.backbones.known import EMBEDDED, EMBEDDED_FILE, EMBEDDED_SHA256, KNOWN, RANDOM, known
-from dualprompt.backbones.layouts import SUPPORTED, to_timm
-from dualprompt.backbones.vit import VisionTransformer, ViTConfig, resize_positions
+from dualprompt.backbones.known import (
+    EMBEDDED,
+    EMBEDDED_FILE,
+    EMBEDDED_SHA256,
+    KNOWN,
+    RANDOM,
+    drawn_by_seed,
+    known,
+)
+from dualprompt.backbones.layouts import SUPPORTED, convert
+from dualprompt.backbones.resnet import ResNet, ResNetConfig, draw
+from dualprompt.backbones.vit import ViTConfig, resize_positions
 from dualprompt.errors import DualPromptError, nearest
-from dualprompt.files import packaged, regular, sha256
+from dualprompt.files import digest, packaged, regular, sha256
 from dualprompt.progress import SILENT, Progress
+from dualprompt.seeds import derive
 
-__all__ = ["Checkpoint", "CheckpointInfo", "absolute_name", "build", "known", "read"]
+__all__ = ["Checkpoint", "CheckpointInfo", "absolute_name", "build", "factory", "known", "read"]
+
+IMAGENET: tuple[Triple, Triple] = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # mean and std of its pixels
+CIFAR: tuple[Triple, Triple] = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)  # CIFAR-100's
 
 _REPOSITORY_FILES = ("model.safetensors", "pytorch_model.bin")
 _HUB_ID = re.compile(r"(?:hf-hub:)?([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
@@ -55,22 +69,23 @@ class CheckpointInfo:
     std: Triple
     interpolation: Literal["bilinear", "bicubic"]
     parameters: int
-    normalisation: Literal["checkpoint", "assumed"]  # assumed: the files give no mean and std, so both are 0.5
+    normalisation: Literal["checkpoint", "assumed"]  # assumed: the files give no mean and std; see `_assumed`
     asked_interpolation: str | None  # what the files say; anything but bilinear is replaced by bicubic
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A verified backbone: every tensor of the architecture under timm's name, fp32, without a head."""
+    """A verified backbone: every tensor of the architecture under our name, fp32, without a head."""
 
-    config: ViTConfig
+    config: Architecture
     tensors: dict[str, Tensor]
     info: CheckpointInfo
 
 
-def read(name: str, progress: Progress = SILENT) -> Checkpoint:
+def read(name: str, progress: Progress = SILENT, seed: int = 0) -> Checkpoint:
     """Return the backbone called `name`; see the module's description for what a name may be.
 
+    `seed` is the run's, and decides the weights of those that are drawn to be trained from scratch.
     Raises a DualPromptError that names the file and the tensor where something is absent, surplus, of another
     shape, not finite, or of another architecture.
     """
@@ -78,10 +93,15 @@ def read(name: str, progress: Progress = SILENT) -> Checkpoint:
         return _read_file(name, packaged(EMBEDDED_FILE, EMBEDDED_SHA256), Facts(licence=EMBEDDED.licence))
     if name == RANDOM.name:
         return _random()
+    if (drawn := drawn_by_seed(name)) is not None:
+        return _drawn(name, *drawn, seed)
     path, facts = _locate(name, progress)
     checkpoint = _read_file(name, path, facts)
     if checkpoint.info.normalisation == "assumed":
-        progress.note(f"{path.name} says nothing of mean and std: 0.5 is assumed for both")
+        both = "0.5 is assumed for both"
+        if isinstance(checkpoint.config, ResNetConfig):
+            both = f"those of {'CIFAR-100' if checkpoint.config.stem == 'cifar' else 'ImageNet'} are assumed"
+        progress.note(f"{path.name} says nothing of mean and std: {both}")
     asked, used = checkpoint.info.asked_interpolation, checkpoint.info.interpolation
     if asked != used:
         progress.note(f"{path.name} asks for {asked or 'no'} interpolation: images are resized with {used}")
@@ -93,19 +113,60 @@ def _random() -> Checkpoint:
     config = ViTConfig(image_size=224, patch_size=16, dim=768, depth=12, heads=12, mlp_dim=3072)
     generator = torch.Generator().manual_seed(0)
     with torch.device("meta"):
-        shapes = {name: value.shape for name, value in VisionTransformer(config).state_dict().items()}
+        shapes = {name: value.shape for name, value in network(config).state_dict().items()}
     tensors = {
         name: torch.ones(shape)
         if "norm" in name and name.endswith("weight")
         else torch.randn(shape, generator=generator) * 0.02
         for name, shape in shapes.items()
     }
-    half = (0.5, 0.5, 0.5)
     parameters = sum(value.numel() for value in tensors.values())
     info = CheckpointInfo(
-        RANDOM.name, "drawn", RANDOM.licence, "", 224, half, half, "bilinear", parameters, "assumed", None
+        RANDOM.name, "drawn", RANDOM.licence, "", 224, HALF, HALF, "bilinear", parameters, "assumed", None
     )
     return Checkpoint(config, tensors, info)
+
+
+_RESNETS = {
+    "resnet18-cifar": ResNetConfig(32, stem="cifar", pool=False),
+    "resnet18": ResNetConfig(224),
+    "resnet152": ResNetConfig(224, (3, 8, 36, 3), bottleneck=True),
+}
+
+
+def _drawn(name: str, architecture: str, width: int, seed: int) -> Checkpoint:
+    """Return a ResNet with the weights that training from scratch begins with under a run's seed."""
+    config = replace(_RESNETS[architecture], width=width)
+    with torch.device("meta"):
+        empty = ResNet(config)
+    made = draw(empty.to_empty(device="cpu"), torch.Generator().manual_seed(derive(seed, "backbone")))
+    mean, std = _assumed(config)
+    info = CheckpointInfo(
+        name=name,
+        source="drawn",
+        licence=KNOWN[architecture].licence,
+        sha256=digest(["drawn", architecture, width, seed]),
+        input_size=config.image_size,
+        mean=mean,
+        std=std,
+        interpolation="bilinear",
+        parameters=_count(made.state_dict()),
+        normalisation="assumed",
+        asked_interpolation="bilinear",
+    )
+    return Checkpoint(config, made.state_dict(), info)
+
+
+def _count(tensors: Mapping[str, Tensor]) -> int:
+    """Return how many numbers can be trained: all but the statistics of BatchNorms."""
+    return sum(value.numel() for name, value in tensors.items() if ".running_" not in f".{name}")
+
+
+def _assumed(config: Architecture) -> tuple[Triple, Triple]:
+    """Return the mean and std of a network whose files say nothing of them: those usual for its kind."""
+    if isinstance(config, ViTConfig):
+        return HALF, HALF
+    return CIFAR if config.stem == "cifar" else IMAGENET
 
 
 def absolute_name(name: str) -> str:
@@ -119,28 +180,58 @@ def absolute_name(name: str) -> str:
 
 def build(
     checkpoint: Checkpoint, *, input_size: int | None = None, gelu: Literal["exact", "tanh"] = "exact"
-) -> VisionTransformer:
+) -> Backbone:
     """Return the frozen fp32 network, for images of `input_size` pixels a side (default: the checkpoint's).
 
     Position embeddings are interpolated where that is not the size they were trained at.
     """
-    size, patch = input_size or checkpoint.info.input_size, checkpoint.config.patch_size
+    model = _outline(checkpoint, input_size, gelu)
+    changed: dict[str, Tensor] = {}
+    if isinstance(config := checkpoint.config, ViTConfig):
+        special = (2 if config.distilled else 1) if config.positions_cover_prefix else 0
+        grid = model.input_size // config.patch_size
+        changed["pos_embed"] = resize_positions(checkpoint.tensors["pos_embed"], special, grid)
+    # Copies: one who trains this network must not change the checkpoint.
+    tensors = {name: value.clone() for name, value in (checkpoint.tensors | changed).items()}
+    model.load_state_dict(tensors, assign=True)
+    return model.freeze()
+
+
+def factory(
+    checkpoint: Checkpoint, *, input_size: int | None = None, gelu: Literal["exact", "tanh"] = "exact"
+) -> BackboneFactory:
+    """Return where the methods of a run get backbones of this checkpoint, as `build` makes them."""
+    return BackboneFactory(
+        lambda: build(checkpoint, input_size=input_size, gelu=gelu), lambda: _outline(checkpoint, input_size, gelu)
+    )
+
+
+def _outline(checkpoint: Checkpoint, input_size: int | None, gelu: Literal["exact", "tanh"]) -> Backbone:
+    """Return the network without its weights."""
+    size, info, config = input_size or checkpoint.info.input_size, checkpoint.info, checkpoint.config
+    if isinstance(config, ViTConfig):
+        _refuse_part_patches(size, config.patch_size, info.name)
+        config = replace(config, image_size=size, gelu=gelu)
+    else:
+        if size <= config.stride:  # a BatchNorm has nothing to compare one pixel of one image with
+            raise DualPromptError(
+                f"input size {size} leaves one pixel to the last stage of backbone '{info.name}'; "
+                f"use more than {config.stride}"
+            )
+        config = replace(config, image_size=size)
+    with torch.device("meta"):
+        model = network(config)
+    model.name, model.mean, model.std = info.name, info.mean, info.std
+    return model
+
+
+def _refuse_part_patches(size: int, patch: int, name: str) -> None:
     if size % patch:
         below = size // patch * patch
         options = f"{below} or {below + patch}" if below else f"{patch}"
         raise DualPromptError(
-            f"input size {size} is not a multiple of the patch size {patch} of backbone "
-            f"'{checkpoint.info.name}'; nearest: {options}"
+            f"input size {size} is not a multiple of the patch size {patch} of backbone '{name}'; nearest: {options}"
         )
-    config = replace(checkpoint.config, image_size=size, gelu=gelu)
-    with torch.device("meta"):
-        model = VisionTransformer(config)
-    special = (2 if config.distilled else 1) if config.positions_cover_prefix else 0
-    positions = resize_positions(checkpoint.tensors["pos_embed"], special, config.grid)
-    # Copies: one who trains this network must not change the checkpoint.
-    tensors = {name: value.clone() for name, value in (checkpoint.tensors | {"pos_embed": positions}).items()}
-    model.load_state_dict(tensors, assign=True)
-    return model.freeze()
 
 
 def _locate(name: str, progress: Progress) -> tuple[Path, Facts]:
@@ -243,13 +334,15 @@ def _read_file(name: str, path: Path, facts: Facts) -> Checkpoint:
     said = from_header(header, str(path))
     _refuse_strange(raw, path)
     try:
-        converted = to_timm(raw, str(path))
+        converted = convert(raw, str(path))
         config = infer(converted, said.heads or facts.heads or converted.heads, facts.eps, str(path))
         tensors = verify(converted, config, str(path))
     except (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError) as error:  # shapes that nobody foresaw
-        raise DualPromptError(f"{path} holds no Vision Transformer ({_first_line(error)}); {SUPPORTED}") from error
+        raise DualPromptError(f"{path} holds no known network ({_first_line(error)}); {SUPPORTED}") from error
     mean, std = (said.mean, said.std) if said.mean and said.std else (facts.mean, facts.std)
+    usual_mean, usual_std = _assumed(config)
     size = said.input_size or facts.input_size or config.image_size
+    patch = config.patch_size if isinstance(config, ViTConfig) else 1
     interpolation = said.interpolation or facts.interpolation
     info = CheckpointInfo(
         name=name,
@@ -257,11 +350,11 @@ def _read_file(name: str, path: Path, facts: Facts) -> Checkpoint:
         licence=facts.licence or said.licence or "unknown",
         sha256=sha256(path),
         # A size that its own patches do not tile was never the network's input.
-        input_size=config.image_size if size % config.patch_size else size,
-        mean=mean or (0.5, 0.5, 0.5),
-        std=std or (0.5, 0.5, 0.5),
+        input_size=config.image_size if size % patch else size,
+        mean=mean or usual_mean,
+        std=std or usual_std,
         interpolation="bilinear" if interpolation == "bilinear" else "bicubic",
-        parameters=sum(tensor.numel() for tensor in tensors.values()),
+        parameters=_count(tensors),
         normalisation="checkpoint" if mean and std else "assumed",
         asked_interpolation=interpolation,
     )

@@ -39,7 +39,7 @@ class Network(nn.Module):
         self.classes = tuple(dict.fromkeys(label for *_, label in alive))
         experts = [[i for i, _, label in alive if label == wanted] for wanted in self.classes]
         most = max(map(len, experts), default=1)
-        device = method.backbone.cls_token.device
+        device = method.backbone.device
         # A class that was taught several times has several rows; the largest speaks.
         columns = [[*own, *[own[-1]] * (most - len(own))] for own in experts]
         tasks = list(dict.fromkeys(task for _, task, _ in alive))
@@ -56,7 +56,7 @@ class Network(nn.Module):
     def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Map (batch, side, side, 3) uint8 to logits (batch, classes), matched task (batch,), similarity (batch,)."""
         images = normalise(pixels.permute(0, 3, 1, 2).float() / 255, self.mean, self.std)
-        shown = images.to(self.method.backbone.cls_token.dtype)
+        shown = images.to(self.method.backbone.dtype)
         found = self.method.predict(Batch(lambda: shown, torch.zeros_like(pixels[:, 0, 0, 0], dtype=torch.int64)))
         logits = found.logits.float()[:, self.columns].amax(dim=2)
         probability, best = logits.softmax(dim=1).max(dim=1)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from dualprompt.backbones.vit import VisionTransformer
+from dualprompt.backbones.base import Backbone, BackboneSource, factory_of
 from dualprompt.config import METHODS as REGISTRY
 from dualprompt.config import Strict, parse
 from dualprompt.errors import DualPromptError, nearest
@@ -166,11 +166,22 @@ class Method(nn.Module, ABC):
     # task's classes (None: they are the whole task's). What is not named here belongs to all tasks together.
     of_task: ClassVar[Mapping[str, int | None]] = {}
 
-    def __init__(self, config: MethodConfig, backbone: VisionTransformer) -> None:
+    def __init__(self, config: MethodConfig, backbone: BackboneSource) -> None:
         super().__init__()
         self.config = config
-        self.backbone = backbone
-        backbone.requires_grad_(self.trains_backbone)
+        self.backbones = factory_of(backbone)  # for a method that holds several
+        if isinstance(backbone, Backbone):
+            self.backbone = backbone
+        else:
+            self.backbone = backbone.new() if self.trains_backbone else backbone.frozen()
+        self.freeze_backbone(not self.trains_backbone)
+
+    def freeze_backbone(self, frozen: bool) -> None:
+        """Freeze the backbone from here on, or let it train: a phase may train a head alone."""
+        if frozen:
+            self.backbone.freeze()
+        else:
+            self.backbone.unfreeze()
 
     @property
     def trains_backbone(self) -> bool:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from dualprompt.backbones.vit import VisionTransformer
+from dualprompt.backbones.base import BackboneSource
 from dualprompt.methods.base import (
     METHODS,
     Batch,
@@ -54,7 +54,7 @@ class BiC(Rehearsal):
     old: Snapshot | None = None
     old_correction: Tensor | None = None
 
-    def __init__(self, config: MethodConfig, backbone: VisionTransformer) -> None:
+    def __init__(self, config: MethodConfig, backbone: BackboneSource) -> None:
         super().__init__(config, backbone)
         self.correction = nn.ParameterList()  # (α, β) of each task; no gradient step moves them
 
@@ -120,7 +120,7 @@ class BiC(Rehearsal):
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Take over the network and the corrections."""
         super().load_state(state)
-        device = self.backbone.cls_token.device
+        device = self.backbone.device
         self.correction = nn.ParameterList(
             nn.Parameter(value.clone().to(device), requires_grad=False) for value in numbered(state, "correction")
         )

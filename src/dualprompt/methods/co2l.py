@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from dualprompt.backbones.vit import VisionTransformer
+from dualprompt.backbones.base import BackboneSource
 from dualprompt.methods.base import METHODS, Batch, Grid, MethodConfig, Phase, TaskView, below
 from dualprompt.methods.rehearsal import Rehearsal, RehearsalConfig
 
@@ -50,10 +50,10 @@ class Co2L(Rehearsal):
     past: Past | None = None
     training_head = False
 
-    def __init__(self, config: MethodConfig, backbone: VisionTransformer) -> None:
+    def __init__(self, config: MethodConfig, backbone: BackboneSource) -> None:
         assert isinstance(config, Co2LConfig)
         super().__init__(config, backbone)
-        dim = backbone.config.dim
+        dim = self.backbone.dim
         self.projector = nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, config.projection))
 
     def begin_task(self, task: TaskView) -> None:
@@ -61,7 +61,7 @@ class Co2L(Rehearsal):
         if task.index:
             self.past = Past(self)
         else:
-            _draw(self.projector, self.backbone.config.dim, task.generator)
+            _draw(self.projector, self.backbone.dim, task.generator)
         super().begin_task(task)
         self.forget_head()  # here, as a run may be resumed inside the phase that trains it
 
@@ -75,7 +75,7 @@ class Co2L(Rehearsal):
     def begin_phase(self, phase: Phase, task: TaskView) -> None:
         """Train either backbone and projector or the head."""
         self.training_head = phase.name == HEAD
-        self.backbone.requires_grad_(self.trains_backbone and not self.training_head)
+        self.freeze_backbone(not self.trains_backbone or self.training_head)
         self.projector.requires_grad_(not self.training_head)
         self.head.requires_grad_(self.training_head)
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from pydantic import Field, field_validator
 from torch import Tensor, nn
 
-from dualprompt.backbones.vit import Prompts, VisionTransformer
+from dualprompt.backbones.base import BackboneSource, Prompts
 from dualprompt.config import LONGEST
 from dualprompt.methods.base import (
     METHODS,
@@ -52,12 +52,12 @@ class CodaPrompt(Prompted):
     defaults: ClassVar[Defaults] = {"train": {"lr": 0.001, "lr_scale": "none", "schedule": "cosine"}}
     config: CodaPromptConfig
 
-    def __init__(self, config: MethodConfig, backbone: VisionTransformer) -> None:
+    def __init__(self, config: MethodConfig, backbone: BackboneSource) -> None:
         assert isinstance(config, CodaPromptConfig)
         super().__init__(config, backbone)
-        check_layers("method.layers", config.layers, backbone.config.depth)
+        check_layers("method.layers", config.layers, self.backbone.depth)
         self.shared_layers = min(config.layers) - 1
-        self.shape = prompt_shape(len(config.layers), config.length, backbone.config.dim, "pre-t", "split")
+        self.shape = prompt_shape(len(config.layers), config.length, self.backbone.dim, "pre-t", "split")
         self.prompt = nn.ParameterList()  # P, each (layers, components, 2, rows, dim)
         self.key = nn.ParameterList()  # K, each (layers, components, dim)
         self.attention = nn.ParameterList()  # A, each (layers, components, dim)
@@ -80,7 +80,7 @@ class CodaPrompt(Prompted):
     def _append(self, part: nn.ParameterList, rows: Tensor) -> None:
         if len(part):
             part[-1].requires_grad_(False)
-        part.append(nn.Parameter(rows.to(self.backbone.cls_token.device)))
+        part.append(nn.Parameter(rows.to(self.backbone.device)))
         self._joined = None
 
     def train(self, mode: bool = True) -> Self:

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field, field_validator
 from torch import Tensor
 
-from dualprompt.backbones.vit import VisionTransformer
+from dualprompt.backbones.base import BackboneSource
 from dualprompt.config import LONGEST
 from dualprompt.methods.base import (
     METHODS,
@@ -91,13 +91,13 @@ class DualPrompt(Prompted):
     config: DualPromptConfig
     bank: PromptBank
 
-    def __init__(self, config: MethodConfig, backbone: VisionTransformer) -> None:
+    def __init__(self, config: MethodConfig, backbone: BackboneSource) -> None:
         assert isinstance(config, DualPromptConfig)
         super().__init__(config, backbone)
-        check_layers("method.g_layers", config.g_layers, backbone.config.depth)
-        check_layers("method.e_layers", config.e_layers, backbone.config.depth)
+        check_layers("method.g_layers", config.g_layers, self.backbone.depth)
+        check_layers("method.e_layers", config.e_layers, self.backbone.depth)
         self.bank = PromptBank(
-            dim=backbone.config.dim,
+            dim=self.backbone.dim,
             g_layers=config.g_layers,
             e_layers=config.e_layers,
             g_length=config.g_length,
@@ -107,7 +107,7 @@ class DualPrompt(Prompted):
             length_counts=config.length_counts,
         )
         self.shared_layers = min((*config.g_layers, *config.e_layers), default=1) - 1
-        dim = backbone.config.dim
+        dim = self.backbone.dim
         if config.head == "ridge":
             self.ridge = Ridge(dim + 1, with_one)
         elif config.head == "gaussian":
@@ -207,7 +207,7 @@ class DualPrompt(Prompted):
 
     def parameters_report(self) -> dict[str, Any]:
         """Add what the paper's formula gives, which counts `length` rows a layer."""
-        c, dim = self.config, self.backbone.config.dim
+        c, dim = self.config, self.backbone.dim
         count = paper_count(len(c.g_layers), len(c.e_layers), c.g_length, c.e_length, dim, self.bank.tasks)
         return {**super().parameters_report(), "paper_formula": count}
 

@@ -15,7 +15,7 @@ import torch
 from pydantic import Field, field_validator
 from torch import Tensor, nn
 
-from dualprompt.backbones.vit import VisionTransformer
+from dualprompt.backbones.base import BackboneSource
 from dualprompt.methods.base import (
     METHODS,
     Batch,
@@ -76,7 +76,7 @@ class DualPromptRP(Experts):
     }
     config: DualPromptRPConfig
 
-    def __init__(self, config: MethodConfig, backbone: VisionTransformer) -> None:
+    def __init__(self, config: MethodConfig, backbone: BackboneSource) -> None:
         assert isinstance(config, DualPromptRPConfig)
         super().__init__(config, backbone)
         self.shared_prompt = nn.Buffer(torch.zeros(self.bank.e_shape))  # the first task's E-Prompt, which stays

@@ -13,7 +13,7 @@ from torch.compiler import set_stance
 from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from dualprompt.backbones.vit import VisionTransformer
+from dualprompt.backbones.base import BackboneSource
 from dualprompt.methods.base import METHODS, Batch, Grid, MethodConfig, TaskView
 from dualprompt.methods.finetune import FineTune, FineTuneConfig
 
@@ -56,7 +56,7 @@ class EWC(FineTune):
     importance: Tensor
     anchor: Tensor
 
-    def __init__(self, config: MethodConfig, backbone: VisionTransformer) -> None:
+    def __init__(self, config: MethodConfig, backbone: BackboneSource) -> None:
         super().__init__(config, backbone)
         # One number for each weight of `_protected`, which new tasks only extend at its end.
         self.register_buffer("importance", torch.empty(0))

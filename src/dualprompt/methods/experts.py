@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from pydantic import Field, field_validator
 from torch import Tensor, nn
 
-from dualprompt.backbones.vit import Prompts, VisionTransformer
+from dualprompt.backbones.base import BackboneSource, Prompts
 from dualprompt.config import LONGEST, WIDEST
 from dualprompt.methods.base import Batch, Defaults, MethodConfig, Phase, TaskView, below, numbered
 from dualprompt.methods.heads import GrowingHead
@@ -94,13 +94,14 @@ class Experts(Prompted):
     defaults: ClassVar[Defaults] = {"train": {"lr": 0.01, "lr_scale": "none", "schedule": "cosine"}}
     bank: PromptBank
 
-    def __init__(self, config: MethodConfig, backbone: VisionTransformer, prompted: bool = True) -> None:
+    def __init__(self, config: MethodConfig, backbone: BackboneSource, prompted: bool = True) -> None:
         assert isinstance(config, ExpertsConfig)
         super().__init__(config, backbone)
-        depth, dim = backbone.config.depth, backbone.config.dim
+        dim = self.backbone.dim
         g_layers, e_layers = (config.g_layers, config.e_layers) if prompted else ((), ())
-        check_layers("method.g_layers", g_layers, depth)
-        check_layers("method.e_layers", e_layers, depth)
+        if prompted:
+            check_layers("method.g_layers", g_layers, self.backbone.depth)
+            check_layers("method.e_layers", e_layers, self.backbone.depth)
         self.bank = PromptBank(
             dim=dim,
             g_layers=g_layers,

@@ -69,7 +69,7 @@ class Snapshot:
     def __init__(self, method: FineTune) -> None:
         self.frozen_features = method.features
         self.backbone = (
-            copy.deepcopy(method.backbone).freeze().to(method.compute_dtype) if method.trains_backbone else None
+            copy.deepcopy(method.backbone).freeze().round_to(method.compute_dtype) if method.trains_backbone else None
         )
         self.head = copy.deepcopy(method.head).requires_grad_(False)
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dualprompt.backbones.vit import VisionTransformer
+from dualprompt.backbones.base import BackboneSource
 from dualprompt.methods.base import (
     METHODS,
     Batch,
@@ -41,9 +41,9 @@ class FrozenHead(Method):
     of_task: ClassVar[Mapping[str, int | None]] = {"head.weight": 0, "head.bias": 0}
     head: GrowingHead
 
-    def __init__(self, config: MethodConfig, backbone: VisionTransformer) -> None:
+    def __init__(self, config: MethodConfig, backbone: BackboneSource) -> None:
         super().__init__(config, backbone)
-        self.head = GrowingHead(backbone.config.dim)
+        self.head = GrowingHead(self.backbone.dim)
 
     @property
     def masked(self) -> bool:

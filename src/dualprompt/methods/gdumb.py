@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from dualprompt.backbones.vit import VisionTransformer
+from dualprompt.backbones.base import BackboneSource
 from dualprompt.methods.base import METHODS, Batch, BufferPlan, Defaults, Grid, MethodConfig, Phase, TaskView
 from dualprompt.methods.rehearsal import Rehearsal, RehearsalConfig
 
@@ -44,10 +44,10 @@ class GDumb(Rehearsal):
     }
     config: GDumbConfig
 
-    def __init__(self, config: MethodConfig, backbone: VisionTransformer) -> None:
+    def __init__(self, config: MethodConfig, backbone: BackboneSource) -> None:
         super().__init__(config, backbone)
         # No part of the state: whoever builds the method brings the pre-trained weights again.
-        kept = backbone.state_dict() if self.trains_backbone else {}
+        kept = self.backbone.state_dict() if self.trains_backbone else {}
         self.pretrained = {name: value.clone() for name, value in kept.items()}
 
     @property

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from dualprompt.backbones.vit import VisionTransformer
+from dualprompt.backbones.base import BackboneSource
 from dualprompt.config import WIDEST
 from dualprompt.methods.base import METHODS, Grid, MethodConfig, TaskView
 from dualprompt.methods.lda import LDA, LDAConfig
@@ -45,10 +45,10 @@ class KLDA(LDA):
     frequencies: Tensor
     phase: Tensor
 
-    def __init__(self, config: MethodConfig, backbone: VisionTransformer) -> None:
+    def __init__(self, config: MethodConfig, backbone: BackboneSource) -> None:
         assert isinstance(config, KLDAConfig)
         super().__init__(config, backbone)
-        self.register_buffer("frequencies", torch.zeros(backbone.config.dim, config.projection))
+        self.register_buffer("frequencies", torch.zeros(self.backbone.dim, config.projection))
         self.register_buffer("phase", torch.zeros(config.projection))
 
     def dimensions(self) -> int:

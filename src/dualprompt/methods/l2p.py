@@ -9,7 +9,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from dualprompt.backbones.vit import LayerPrompt, VisionTransformer
+from dualprompt.backbones.base import BackboneSource, LayerPrompt
 from dualprompt.config import LONGEST
 from dualprompt.methods.base import (
     METHODS,
@@ -68,7 +68,7 @@ class L2P(Prompted):
     prompts: nn.ParameterList  # by task, each (N, L_p, dim)
     keys: nn.ParameterList  # each (N, dim)
 
-    def __init__(self, config: MethodConfig, backbone: VisionTransformer) -> None:
+    def __init__(self, config: MethodConfig, backbone: BackboneSource) -> None:
         assert isinstance(config, L2PConfig)
         super().__init__(config, backbone)
         # Keys train by the match loss alone: which keys are nearest has no gradient.
@@ -76,7 +76,7 @@ class L2P(Prompted):
         if config.pool == "by_task":
             self._restore([], [])
             return
-        dim = backbone.config.dim
+        dim = self.backbone.dim
         self.prompt = nn.Parameter(torch.zeros(config.pool_size, config.length, dim))
         self.key = nn.Parameter(torch.zeros(config.pool_size, dim), requires_grad=self.trains_keys)
 
@@ -88,7 +88,7 @@ class L2P(Prompted):
     def begin_task(self, task: TaskView) -> None:
         """Draw the pool (first task) or grow it, and add the task's rows to the head."""
         if self.by_task:
-            shape = self.config.top_n, self.config.length, self.backbone.config.dim
+            shape = self.config.top_n, self.config.length, self.backbone.dim
             key = draw((shape[0], shape[2]), task.generator, self.config.init)
             prompt = self.prompts[-1] if len(self.prompts) else draw(shape, task.generator, self.config.init)
             self._restore([*self.prompts, prompt], [*self.keys, key])
@@ -99,7 +99,7 @@ class L2P(Prompted):
 
     def _restore(self, prompts: Sequence[Tensor], keys: Sequence[Tensor]) -> None:
         """Replace the prompts and keys of all tasks; only the newest train, so that older ones stay bit-identical."""
-        device, newest = self.backbone.cls_token.device, len(prompts) - 1
+        device, newest = self.backbone.device, len(prompts) - 1
 
         def listed(values: Sequence[Tensor], trained: bool) -> nn.ParameterList:
             copies = [value.detach().clone().to(device) for value in values]

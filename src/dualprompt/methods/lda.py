@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from dualprompt.backbones.vit import VisionTransformer
+from dualprompt.backbones.base import BackboneSource
 from dualprompt.methods.base import METHODS, Batch, Grid, MethodConfig, TaskView, below
 from dualprompt.methods.closed_form import ClosedForm, ClosedFormConfig
 from dualprompt.methods.heads import GrowingHead
@@ -34,7 +34,7 @@ class LDA(ClosedForm):
     grid: ClassVar[Grid] = {"method.shrinkage": (None, 0.001, 0.01, 0.1)}
     of_task: ClassVar[Mapping[str, int | None]] = {**ClosedForm.of_task, "discriminant.means": 0}
 
-    def __init__(self, config: MethodConfig, backbone: VisionTransformer) -> None:
+    def __init__(self, config: MethodConfig, backbone: BackboneSource) -> None:
         assert isinstance(config, LDAConfig)
         super().__init__(config, backbone)
         dim = self.dimensions()
@@ -43,7 +43,7 @@ class LDA(ClosedForm):
 
     def dimensions(self) -> int:
         """Return of how many numbers the discriminant is."""
-        return self.backbone.config.dim
+        return self.backbone.dim
 
     def expand(self, features: Tensor) -> Tensor:
         """Return what is discriminated, (batch, dimensions): the features themselves."""

@@ -51,7 +51,7 @@ class LwF(FineTune):
     def begin_phase(self, phase: Phase, task: TaskView) -> None:
         """Let the old rows train on: they follow the features, so that their logits stay. Not while it warms up."""
         self.warming_up = phase.name == WARM_UP
-        self.backbone.requires_grad_(self.trains_backbone and not self.warming_up)
+        self.freeze_backbone(not self.trains_backbone or self.warming_up)
         self.head.requires_grad_(not self.warming_up)
         self.head.weight[-1].requires_grad_(True)
         self.head.bias[-1].requires_grad_(True)

@@ -5,15 +5,30 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dualprompt.methods.base import Batch
+from dualprompt.backbones.base import BackboneSource, PromptableBackbone
+from dualprompt.errors import DualPromptError
+from dualprompt.methods.base import Batch, MethodConfig
 from dualprompt.methods.frozen_head import FrozenHead
 
 
 class Prompted(FrozenHead):
     """A linear head on features that prompts have changed."""
 
+    backbone: PromptableBackbone
     # Layers before the first prompted one give the same tokens to the query and to the prompted pass.
     shared_layers: int = 0
+
+    def __init__(self, config: MethodConfig, backbone: BackboneSource) -> None:
+        super().__init__(config, backbone)
+        if self.needs_prompts and not isinstance(self.backbone, PromptableBackbone):
+            raise DualPromptError(
+                f"method '{config.name}' needs a backbone that takes prompts (a ViT); '{self.backbone.name}' is none"
+            )
+
+    @property
+    def needs_prompts(self) -> bool:
+        """Whether it gives prompts to the backbone, or looks at single tokens; else any backbone will do."""
+        return True
 
     @torch.no_grad()
     def tokens(self, batch: Batch) -> Tensor:

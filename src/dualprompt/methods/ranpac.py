@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from dualprompt.backbones.vit import Prompts, VisionTransformer
+from dualprompt.backbones.base import BackboneSource, Prompts
 from dualprompt.methods.base import METHODS, Batch, Grid, MethodConfig, Phase, Prediction, Selection, TaskView, below
 from dualprompt.methods.experts import SHARPNESS, Experts, ExpertsConfig, Projected, settle
 from dualprompt.methods.statistics import generator_for
@@ -40,7 +40,7 @@ class RanPAC(Experts):
     of_task: ClassVar[Mapping[str, int | None]] = {**Experts.of_task, "projected.ridge.sums": 1}
     config: RanPACConfig
 
-    def __init__(self, config: MethodConfig, backbone: VisionTransformer) -> None:
+    def __init__(self, config: MethodConfig, backbone: BackboneSource) -> None:
         assert isinstance(config, RanPACConfig)
         super().__init__(config, backbone, prompted=config.first_session == "prompts")
         self.projected = Projected(self.width, config.projection)
@@ -54,6 +54,11 @@ class RanPAC(Experts):
     def uses_frozen(self) -> bool:
         """Whether the features are the frozen ones."""
         return not self.adapts and self.config.reads == "class"
+
+    @property
+    def needs_prompts(self) -> bool:
+        """Where the features are not the frozen ones."""
+        return not self.uses_frozen
 
     def phases(self, task: TaskView) -> Sequence[Phase]:
         """Return one for the first session, if there is one; else there are no gradient steps."""

@@ -38,7 +38,7 @@ class Rehearsal(FineTune):
 
     def end_task(self, task: TaskView) -> None:
         """Leave the backbone as a loaded one is: a prediction's last bits depend on what asks for gradients."""
-        self.backbone.requires_grad_(self.trains_backbone)
+        self.freeze_backbone(not self.trains_backbone)
 
     def forget_head(self) -> None:
         """Set the rows of every class to zero, as those of a new class are."""

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from dualprompt.backbones.vit import VisionTransformer
+from dualprompt.backbones.base import BackboneSource
 from dualprompt.methods.base import METHODS, Grid, MethodConfig, TaskView, below
 from dualprompt.methods.closed_form import ClosedForm, ClosedFormConfig
 from dualprompt.methods.heads import with_one
@@ -34,10 +34,10 @@ class RidgeHead(ClosedForm):
     of_task: ClassVar[Mapping[str, int | None]] = {**ClosedForm.of_task, "ridge.sums": 1}
     config: RidgeHeadConfig
 
-    def __init__(self, config: MethodConfig, backbone: VisionTransformer) -> None:
+    def __init__(self, config: MethodConfig, backbone: BackboneSource) -> None:
         assert isinstance(config, RidgeHeadConfig)
         super().__init__(config, backbone)
-        self.ridge = Ridge(backbone.config.dim + 1, with_one)
+        self.ridge = Ridge(self.backbone.dim + 1, with_one)
 
     @torch.no_grad()
     def end_task(self, task: TaskView) -> None:

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field, field_validator
 
-from dualprompt.backbones.vit import VisionTransformer
+from dualprompt.backbones.base import BackboneSource
 from dualprompt.methods.base import METHODS, Grid, MethodConfig, Phase, TaskView
 from dualprompt.methods.finetune import FineTune, FineTuneConfig
 
@@ -42,9 +42,9 @@ class UpperBound(FineTune):
     config: UpperBoundConfig
     joint = True
 
-    def __init__(self, config: MethodConfig, backbone: VisionTransformer) -> None:
+    def __init__(self, config: MethodConfig, backbone: BackboneSource) -> None:
         super().__init__(config, backbone)
-        weights = backbone.state_dict() if self.trains_backbone else {}
+        weights = self.backbone.state_dict() if self.trains_backbone else {}
         self.pretrained = {name: value.clone() for name, value in weights.items()}
 
     def phases(self, task: TaskView) -> Sequence[Phase]:

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from dualprompt.backbones.vit import LayerPrompt, Prompts
+from dualprompt.backbones.base import LayerPrompt, Prompts
 from dualprompt.errors import DualPromptError
 
 Prompting = Literal["pre-t", "pro-t"]

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dualprompt.backbones.vit import Prompts
+from dualprompt.backbones.base import Prompts
 from dualprompt.errors import DualPromptError
 from dualprompt.prompts.attach import LengthCounts, PrefixAt, Prompting, attach, prompt_shape
 

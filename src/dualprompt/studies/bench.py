@@ -21,6 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from dualprompt.backbones import weights
 from dualprompt.backbones.vit import VisionTransformer
 from dualprompt.config import RunConfig, TrainConfig, compose
+from dualprompt.errors import DualPromptError
 from dualprompt.methods.base import Batch, TaskView
 from dualprompt.methods.dualprompt import DualPrompt, DualPromptConfig
 from dualprompt.progress import SILENT, Progress
@@ -83,7 +84,10 @@ class Bench:
         self.info = checkpoint.info
 
         def build() -> VisionTransformer:
-            return weights.build(checkpoint, input_size=config.backbone.input_size, gelu=config.backbone.gelu)
+            built = weights.build(checkpoint, input_size=config.backbone.input_size, gelu=config.backbone.gelu)
+            if not isinstance(built, VisionTransformer):
+                raise DualPromptError(f"bench measures DualPrompt, which needs a ViT; '{built.name}' is none")
+            return built
 
         self.backbone = build().to(self.device, self.dtype)
         self.plain = self.backbone if self.dtype == torch.float32 else build()  # goes to the device when it is needed

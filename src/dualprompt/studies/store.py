@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dualprompt.backbones import weights
+from dualprompt.backbones.known import drawn_by_seed
 from dualprompt.backbones.weights import CheckpointInfo
 from dualprompt.config import RunConfig
 from dualprompt.data.stream import build_stream
@@ -234,14 +235,15 @@ class _Identities:
 
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
-        self.weights: dict[str, CheckpointInfo] = {}
+        self.weights: dict[tuple[str, int], CheckpointInfo] = {}
         self.images: dict[str, str] = {}
 
     def of(self, config: RunConfig) -> Identity:
         name, order = config.backbone.name, config.benchmark
-        if name not in self.weights:
-            self.weights[name] = weights.read(name, self.progress).info
-        info = self.weights[name]
+        which = name, 0 if drawn_by_seed(name) is None else config.seed
+        if which not in self.weights:
+            self.weights[which] = weights.read(name, self.progress, config.seed).info
+        info = self.weights[which]
         view = view_of(config, info)
         seed = config.seed if order.class_order == "shuffled" and order.class_order_seed is None else 0
         key = digest([order.model_dump(mode="json"), seed, asdict(view.store)])

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dualprompt.backbones import weights
+from dualprompt.backbones.base import PromptableBackbone
 from dualprompt.config import BUFFER_SIZE, RunConfig, changes_recipe, compose
 from dualprompt.errors import DualPromptError, nearest
 from dualprompt.methods.base import METHODS, method_config
@@ -122,7 +123,11 @@ class Lab:
     @cached_property
     def depth(self) -> int:
         """The number of the backbone's layers."""
-        return weights.read(self.config({}).backbone.name, self.progress).config.depth
+        name = self.config({}).backbone.name
+        backbone = weights.factory(weights.read(name, self.progress)).outline()
+        if not isinstance(backbone, PromptableBackbone):
+            raise DualPromptError(f"this study places prompts in layers, which needs a ViT; '{name}' is none")
+        return backbone.depth
 
     def config(self, options: dict[str, Any]) -> RunConfig:
         """Return the run of a setting, with the first seed; whatever is wrong with it shows here."""

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from dualprompt.backbones.vit import VisionTransformer
+from dualprompt.backbones.base import Backbone, BackboneSource, factory_of
 from dualprompt.config import RunConfig
 from dualprompt.data.images import Canvas, Images
 from dualprompt.data.stream import Subset
@@ -50,16 +50,22 @@ class Feed:
         self,
         config: RunConfig,
         view: View,
-        backbone: VisionTransformer,
+        backbone: BackboneSource,
         fabric: Fabric,
         progress: Progress = SILENT,
     ) -> None:
-        self.config, self.view, self.backbone, self.fabric = config, view, backbone, fabric
+        self.config, self.view, self.fabric = config, view, fabric
+        self.backbones = factory_of(backbone)
         self.progress = progress
-        self.dtype = backbone.cls_token.dtype  # of the images
+        self.dtype = self.backbones.dtype  # of the images
         # Kept as long as the images are: those of a stream for the whole run, those made for a phase until its end.
         self._features: WeakKeyDictionary[Subset, Tensor] = WeakKeyDictionary()
         self._resident: WeakKeyDictionary[Images, Tensor | None] = WeakKeyDictionary()
+
+    @property
+    def backbone(self) -> Backbone:
+        """The frozen backbone, which is built when its features are first asked for."""
+        return self.backbones.frozen()
 
     def for_run(self, config: RunConfig) -> Feed:
         """Return a feed for another run on the same images; frozen features and pixels are shared."""
@@ -137,7 +143,7 @@ class Feed:
         if subset not in self._features:
             device = self.fabric.device
             size = self.config.evaluate.batch_size
-            out = torch.zeros(len(subset), self.backbone.config.dim, dtype=self.dtype, device=device)
+            out = torch.zeros(len(subset), self.backbone.dim, dtype=self.dtype, device=device)
 
             def compute(inputs: Inputs) -> None:
                 out[inputs["row"]] = self.backbone(self.batch(subset.images, inputs).images)

@@ -150,14 +150,13 @@ def start(members: list[Member], folder: Path, progress: Progress = SILENT) -> l
 
 def _refuse_unfit(members: list[Member], first: Setup) -> None:
     """Refuse methods that do not fit the tasks or the backbone, all of them before the first is trained."""
-    backbone, seen = None, [members[0].config.method]
+    seen = [members[0].config.method]
     for member in members:
         options = method_config(member.config.method)
         refuse_single_classes(options, first.stream)
         if member.config.method not in seen:
             seen.append(member.config.method)
-            backbone = backbone or first.pretrained()
-            METHODS[options.name](options, backbone)
+            METHODS[options.name](options, first.backbones.outline())
 
 
 def _listed(member: Member) -> dict[str, Any]:

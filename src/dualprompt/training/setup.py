@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -10,7 +9,8 @@ import torch
 from pydantic import ValidationError
 
 from dualprompt.backbones import weights
-from dualprompt.backbones.vit import VisionTransformer
+from dualprompt.backbones.base import BackboneFactory
+from dualprompt.backbones.known import drawn_by_seed
 from dualprompt.backbones.weights import CheckpointInfo
 from dualprompt.config import RunConfig
 from dualprompt.data.stream import Subset, TaskStream, build_stream
@@ -38,7 +38,7 @@ class Setup:
     feed: Feed
     weights: CheckpointInfo
     dtype: torch.dtype
-    pretrained: Callable[[], VisionTransformer]  # a new backbone in fp32
+    backbones: BackboneFactory
 
     @property
     def identity(self) -> Identity:
@@ -63,22 +63,19 @@ def prepare(config: RunConfig, progress: Progress = SILENT, share: Setup | None 
     options = method_config(config.method)
     if share is not None and _alike(config, share.config):
         refuse_single_classes(options, share.stream)
-        return _ready(config, options, share)
-    checkpoint = weights.read(config.backbone.name, progress)
-
-    def pretrained() -> VisionTransformer:
-        return weights.build(checkpoint, input_size=config.backbone.input_size, gelu=config.backbone.gelu)
-
-    method = METHODS[options.name](options, pretrained())  # before the images are read, since it may refuse
+        return _ready(config, METHODS[options.name](options, share.backbones), share)
+    checkpoint = weights.read(config.backbone.name, progress, config.seed)
+    backbones = weights.factory(checkpoint, input_size=config.backbone.input_size, gelu=config.backbone.gelu)
+    method = METHODS[options.name](options, backbones)  # before the images are read, since it may refuse
     info = checkpoint.info
     view = view_of(config, info)
     stream = build_stream(config.benchmark, config.seed, view.store, progress)
     refuse_single_classes(options, stream)
     fabric = share.fabric if share is not None else launch(config)
     dtype = compute_dtype(config, fabric.device)
-    frozen = pretrained().freeze().to(fabric.device, dtype)
-    feed = Feed(config, view, frozen, fabric, progress if fabric.is_global_zero else SILENT)
-    return _ready(config, options, Setup(config, fabric, method, stream, feed, info, dtype, pretrained))
+    backbones.place(fabric.device, dtype)
+    feed = Feed(config, view, backbones, fabric, progress if fabric.is_global_zero else SILENT)
+    return _ready(config, method, Setup(config, fabric, method, stream, feed, info, dtype, backbones))
 
 
 def view_of(config: RunConfig, info: CheckpointInfo) -> View:
@@ -93,15 +90,12 @@ def view_of(config: RunConfig, info: CheckpointInfo) -> View:
     )
 
 
-def _ready(config: RunConfig, options: MethodConfig, common: Setup) -> Setup:
+def _ready(config: RunConfig, method: Method, common: Setup) -> Setup:
     """Return a setup with a method of its own; the data, and a backbone that is frozen, are common to several."""
-    make, device = METHODS[options.name], common.fabric.device
-    method = make(options, common.pretrained())
-    if not method.trains_backbone:
-        method = make(options, common.feed.backbone)
+    device = common.fabric.device
     method.compute_dtype = common.dtype
     method.to(device)
-    compiled = device.type == "cuda" and _worth_compiling(config, common)
+    compiled = device.type == "cuda" and _worth_compiling(config, method, common)
     if compiled:
         common.feed.progress.note(f"the first passes compile the backbone; the result is kept in {ready_to_compile()}")
     method.backbone.compiled = compiled
@@ -109,18 +103,15 @@ def _ready(config: RunConfig, options: MethodConfig, common: Setup) -> Setup:
     return replace(common, config=config, method=method, feed=feed)
 
 
-def _worth_compiling(config: RunConfig, common: Setup) -> bool:
+def _worth_compiling(config: RunConfig, method: Method, common: Setup) -> bool:
     """Return whether compiling, half a minute when it is done the first time, will be won back.
 
     It makes a step 3 to 10 % faster than recording alone does (docs/performance.md).
     """
     if config.compile != "auto":
         return config.compile == "on"
-    backbone = common.feed.backbone
     images = config.train.epochs * sum(len(task.train) for task in common.stream.tasks)
-    tokens = backbone.config.grid**2 + 1
-    operations = images * 4 * tokens * sum(parameter.numel() for parameter in backbone.parameters())
-    return operations / 400e12 > 600  # seconds at what an H200 reaches
+    return 2 * images * method.backbone.operations / 400e12 > 600  # seconds at what an H200 reaches
 
 
 def refuse_single_classes(options: MethodConfig, stream: TaskStream) -> None:
@@ -154,6 +145,7 @@ def one_class_remedies(options: MethodConfig, prefix: str = "") -> list[str]:
 def _alike(one: RunConfig, other: RunConfig) -> bool:
     """Return whether two runs see the same images through the same backbone."""
     seed_matters = one.benchmark.class_order == "shuffled" and one.benchmark.class_order_seed is None
+    seed_matters = seed_matters or drawn_by_seed(one.backbone.name) is not None
     same_order = not seed_matters or one.seed == other.seed
     same_view = one.train.augment == other.train.augment and one.evaluate == other.evaluate
     same_device = (one.device, one.devices, one.nodes, one.precision) == (
