@@ -17,9 +17,9 @@ from rich.console import Console
 from dualprompt.config import compose
 from dualprompt.console import Terminal
 from dualprompt.progress import Bar, Progress
+from dualprompt.run.folder import Run
 from dualprompt.training import group
 from dualprompt.training.loop import train
-from dualprompt.training.run import Run
 from dualprompt.training.setup import prepare
 from sandbox import World, call
 

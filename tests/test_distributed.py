@@ -17,8 +17,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualprompt.training import predictions
-from dualprompt.training.checkpoint import Checkpoints
+from dualprompt.run import predictions
+from dualprompt.run.checkpoint import Checkpoints
 from dualprompt.training.distributed import share
 from sandbox import Life, World, shell, start
 

@@ -22,11 +22,11 @@ from dualprompt.data.images import Images
 from dualprompt.data.stream import Subset
 from dualprompt.data.views import View
 from dualprompt.methods.base import METHODS, Batch, Method, Phase, method_config
+from dualprompt.run.folder import Run
 from dualprompt.training import group
 from dualprompt.training.evaluate import Answers, Score, evaluate
 from dualprompt.training.feed import Course, Feed
 from dualprompt.training.loop import make_optimiser, set_rates, train
-from dualprompt.training.run import Run
 from dualprompt.training.setup import prepare
 from dualprompt.training.steps import Inputs, Steps, on_device
 from helpers import SIDE, noise_pictures, ragged, seeded, subset_of, task_view, tiny_vit

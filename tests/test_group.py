@@ -14,8 +14,8 @@ import pytest
 from dualprompt.config import read_line
 from dualprompt.errors import DualPromptError
 from dualprompt.progress import Bar, duration
+from dualprompt.run.checkpoint import Checkpoints
 from dualprompt.training import group, watch
-from dualprompt.training.checkpoint import Checkpoints
 from sandbox import Outcome, World, call, contents, start
 
 WIDE = "dualprompt:init=wide:train.lr=0.01"

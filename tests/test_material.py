@@ -17,11 +17,11 @@ from dualprompt.data.stream import Subset, Task
 from dualprompt.methods.base import METHODS, Batch, Method, Phase, TaskView, method_config
 from dualprompt.methods.bic import BiC
 from dualprompt.methods.frozen_head import FrozenHead
+from dualprompt.run.folder import Run
 from dualprompt.training import group
 from dualprompt.training.buffer import Buffer
 from dualprompt.training.loop import train
 from dualprompt.training.material import material, union
-from dualprompt.training.run import Run
 from dualprompt.training.setup import prepare
 from helpers import subset_of, tiny_vit
 from sandbox import World

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dualprompt.errors import DualPromptError
+from dualprompt.run.predictions import Predictions, read
 from dualprompt.training import group
-from dualprompt.training.predictions import Predictions, read
 from dualprompt.training.setup import prepare
 from sandbox import World, call, start
 

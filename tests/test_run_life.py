@@ -15,8 +15,10 @@ import torch
 from dualprompt.backbones.known import REPLACED
 from dualprompt.config import RunConfig
 from dualprompt.progress import Progress
+from dualprompt.run.folder import Run
+from dualprompt.run.identity import config_digest
+from dualprompt.run.provenance import git_state
 from dualprompt.training.group import resume
-from dualprompt.training.run import Run, config_digest, git_state
 from sandbox import VIT, World, call, contents, interrupted, make_world, remains, start, write_weights
 
 

@@ -20,8 +20,8 @@ from tensorboard.plugins.hparams import plugin_data_pb2
 
 from dualprompt.config import RunConfig, compose
 from dualprompt.progress import Bar, Progress
+from dualprompt.run.identity import config_digest
 from dualprompt.training import group
-from dualprompt.training.run import config_digest
 from sandbox import World, call, interrupted, remains
 
 Series = dict[str, list[tuple[int, float]]]

@@ -53,11 +53,12 @@ from dualprompt.learning.results import Answer, Calibration, Evaluation, Level, 
 from dualprompt.methods.base import METHODS, Method, method_config, numbered
 from dualprompt.methods.frozen_head import FrozenHead
 from dualprompt.progress import SILENT, Progress
-from dualprompt.training.checkpoint import State
+from dualprompt.run.checkpoint import State
+from dualprompt.run.folder import Run
+from dualprompt.run.identity import config_digest
 from dualprompt.training.distributed import compute_dtype, launch
 from dualprompt.training.feed import Feed
 from dualprompt.training.loop import extend
-from dualprompt.training.run import Run, config_digest
 from dualprompt.training.setup import Setup
 
 __all__ = ["Answer", "Calibration", "ContinualLearner", "Evaluation", "ImageLike", "Level", "Score", "TaskInfo"]

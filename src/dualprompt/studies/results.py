@@ -9,13 +9,13 @@ from typing import Any
 
 from dualprompt.errors import DualPromptError
 from dualprompt.files import digest, read_json, write_json, write_text
+from dualprompt.run.identity import CIRCUMSTANCES, config_digest
 from dualprompt.studies import publication
 from dualprompt.studies.folders import free
 from dualprompt.studies.pictures import Picture, as_plain, from_plain, save_with_data
 from dualprompt.studies.sheet import Sheet, as_csv, as_markdown, as_rich
 from dualprompt.studies.study import Lab, Outcome, Study
 from dualprompt.studies.tables import text
-from dualprompt.training.run import CIRCUMSTANCES, config_digest
 
 FILE = "study.json"
 

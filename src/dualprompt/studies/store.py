@@ -26,10 +26,11 @@ from dualprompt.data.stream import build_stream
 from dualprompt.errors import DualPromptError, InterruptedRunError
 from dualprompt.files import INHERITED, beside, digest, disk_errors, held, read_bytes, reason, sweep, write_json
 from dualprompt.progress import SILENT, Bar, Progress, duration
+from dualprompt.run.code import fingerprint
+from dualprompt.run.folder import Run
+from dualprompt.run.identity import Identity, config_digest
 from dualprompt.training import group
-from dualprompt.training.code import fingerprint
 from dualprompt.training.loop import train
-from dualprompt.training.run import Identity, Run, config_digest
 from dualprompt.training.setup import Setup, prepare, view_of
 
 FAILURE = "failure.json"

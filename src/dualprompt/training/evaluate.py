@@ -14,11 +14,11 @@ from dualprompt.data.stream import Subset
 from dualprompt.methods.base import Method, Prediction, Selection
 from dualprompt.metrics import summarise
 from dualprompt.progress import SILENT, Progress
-from dualprompt.training.checkpoint import fitting, of_method, read
+from dualprompt.run.checkpoint import fitting, of_method, read
+from dualprompt.run.folder import Run
+from dualprompt.run.predictions import Predictions
 from dualprompt.training.distributed import total
 from dualprompt.training.feed import Feed
-from dualprompt.training.predictions import Predictions
-from dualprompt.training.run import Run
 from dualprompt.training.setup import Setup
 from dualprompt.training.steps import Inputs, Steps
 

@@ -19,11 +19,11 @@ from dualprompt.errors import DualPromptError, InterruptedRunError, LostProcessE
 from dualprompt.files import LOCK, disk_errors, held, is_partial, sweep, write_json
 from dualprompt.methods.base import METHODS, method_config
 from dualprompt.progress import SILENT, Progress, speaks
+from dualprompt.run.folder import Run, config_in
+from dualprompt.run.tracking import require
 from dualprompt.training.distributed import lost_process
 from dualprompt.training.loop import train
-from dualprompt.training.run import Run, config_in
 from dualprompt.training.setup import Setup, prepare, refuse_single_classes
-from dualprompt.training.tracking import require
 from dualprompt.training.watch import Watch
 
 BASELINE = "frozen-head"

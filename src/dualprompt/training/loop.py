@@ -19,10 +19,8 @@ from dualprompt.errors import DualPromptError, InterruptedRunError, one_line
 from dualprompt.methods.base import Batch, Method, Phase, TaskView
 from dualprompt.metrics import summarise
 from dualprompt.progress import SILENT, Bar, Progress
-from dualprompt.seeds import derive
-from dualprompt.training import predictions
-from dualprompt.training.buffer import Buffer, part
-from dualprompt.training.checkpoint import (
+from dualprompt.run import predictions
+from dualprompt.run.checkpoint import (
     BUFFER,
     Position,
     State,
@@ -31,14 +29,16 @@ from dualprompt.training.checkpoint import (
     of_method,
     restore_optimiser,
 )
+from dualprompt.run.folder import Run
+from dualprompt.run.tracking import tracked
+from dualprompt.seeds import derive
+from dualprompt.training.buffer import Buffer, part
 from dualprompt.training.distributed import distribute, total
 from dualprompt.training.evaluate import Answers, evaluate, matches
 from dualprompt.training.feed import Course
 from dualprompt.training.material import material, union
-from dualprompt.training.run import Run
 from dualprompt.training.setup import Setup
 from dualprompt.training.steps import Inputs, Steps, on_device
-from dualprompt.training.tracking import tracked
 
 
 def train(

@@ -17,9 +17,9 @@ from dualprompt.data.views import View
 from dualprompt.errors import DualPromptError
 from dualprompt.methods.base import METHODS, Method, MethodConfig, method_config
 from dualprompt.progress import SILENT, Progress
+from dualprompt.run.identity import Identity
 from dualprompt.training.distributed import compute_dtype, launch
 from dualprompt.training.feed import Feed
-from dualprompt.training.run import Identity
 from dualprompt.training.steps import ready_to_compile
 
 if TYPE_CHECKING:

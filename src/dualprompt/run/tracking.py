@@ -21,7 +21,7 @@ from dualprompt.errors import DualPromptError
 from dualprompt.files import digest, write_text
 from dualprompt.metrics import summarise
 from dualprompt.progress import Progress
-from dualprompt.training.run import Run
+from dualprompt.run.folder import Run
 
 AFTER_TASK = ("average_accuracy", "forgetting", "matching_accuracy")
 HEADLINE = (*AFTER_TASK, "image_weighted_accuracy", "mean_over_steps", "backward_transfer", "learning_accuracy")
