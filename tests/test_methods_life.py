@@ -157,9 +157,9 @@ def check_config(setup: Setup, run: Run) -> None:
 def logits(method: Method, feed: Feed, setup: Setup) -> torch.Tensor:
     method.eval()
     found = []
-    for subset in setup.judged(TASKS):
-        for inputs in feed.judging(subset, method.uses_frozen):
-            found.append(method.predict(feed.batch(subset.images, inputs)).logits)
+    for subset in setup.evaluated(TASKS):
+        for spec in feed.evaluation(subset, method.uses_frozen):
+            found.append(method.predict(feed.batch(subset.images, spec)).logits)
     return torch.cat(found)
 
 

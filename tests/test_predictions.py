@@ -49,7 +49,7 @@ def test_each_is_the_method_s_answer_to_that_image(run: Path) -> None:
     method.load_state(member.run(run).checkpoints.after_task(2))
     method.eval()
     found, row = read(run / FILE), 0
-    for subset in setup.judged(3):
+    for subset in setup.evaluated(3):
         for place in range(len(subset)):
             batch = setup.feed.batch(subset.images, setup.feed.fixed(subset, torch.tensor([place])))
             with torch.no_grad():

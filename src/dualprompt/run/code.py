@@ -23,7 +23,8 @@ from dualprompt.methods.base import METHODS
 PACKAGE = Path(__file__).parent.parent
 LOOP = "dualprompt.training.loop"
 ROOMS = tuple(
-    f"dualprompt.{room}" for room in ("training", "run", "methods", "prompts", "backbones", "data", "metrics", "seeds")
+    f"dualprompt.{room}"
+    for room in ("training", "run", "methods", "prompts", "backbones", "data", "derived", "metrics", "seeds")
 )
 # They show, record, find or fetch, and change no number. What they find is in the identity: images and weights by
 # their content (so readers in data/datasets, which nothing imports by name, need no mention), options by their values.

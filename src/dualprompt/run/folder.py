@@ -49,7 +49,7 @@ class Run:
         self.folder = folder
         self.checkpoints = Checkpoints(folder / "checkpoints", first, begin)
         self.line: str | None = None  # what tables call it, where that is more than its method
-        self.listener: Callable[[dict[str, Any]], None] | None = None  # hears what is logged, and the result
+        self.listener: Callable[[dict[str, Any]], None] | None = None  # receives what is logged, and the result
 
     @property
     def manifest_path(self) -> Path:
@@ -275,7 +275,7 @@ class Run:
         return [line.model_dump(exclude_unset=True) for line in found]
 
     def finish(self, result: dict[str, Any]) -> None:
-        """Write the final numbers; the listener hears them first, since a finished run says nothing more."""
+        """Write the final numbers; the listener receives them first, since a finished run says nothing more."""
         result |= {"code_changed": True} if self.code_changed else {}
         if self.listener is not None:
             self.listener({"event": "result"} | result)

@@ -49,8 +49,8 @@ class Setup:
         """The backbone's precision, in words."""
         return str(self.dtype).removeprefix("torch.")
 
-    def judged(self, tasks: int) -> list[Subset]:
-        """Return the images on which each of the first `tasks` tasks is judged."""
+    def evaluated(self, tasks: int) -> list[Subset]:
+        """Return the images on which each of the first `tasks` tasks is evaluated."""
         return [task.judged(self.config.benchmark.evaluate_on) for task in self.stream.tasks[:tasks]]
 
 
