@@ -14,7 +14,7 @@ import torch
 
 from dualprompt.backbones.known import REPLACED
 from dualprompt.config import RunConfig
-from dualprompt.progress import Progress
+from dualprompt.progress import Event, Note, Progress
 from dualprompt.run.folder import Run
 from dualprompt.run.identity import config_digest
 from dualprompt.run.provenance import git_state
@@ -228,8 +228,9 @@ def test_a_run_goes_on_with_the_threads_it_began_with(world: World, finished: Pa
     noted: list[str] = []
 
     class Notes(Progress):
-        def note(self, text: str) -> None:
-            noted.append(text)
+        def receive(self, event: Event) -> None:
+            if isinstance(event, Note):
+                noted.append(event.text)
 
     assert json.loads((run / "manifest.json").read_text())["threads"] == 1
     here = torch.get_num_threads()
