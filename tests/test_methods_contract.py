@@ -108,9 +108,10 @@ def test_an_evaluation_in_the_middle_of_a_task_sees_the_weights_of_that_moment(n
     for moment in range(3):
         seen.append(check())
         assert method.training, "what trains goes on training"
+        generator = seeded(moment)
         with torch.no_grad():
             for parameter in method.trainable().values():
-                parameter.add_(0.02 * torch.randn(parameter.shape, generator=seeded(moment)))
+                parameter.add_(0.02 * torch.randn(parameter.shape, generator=generator))
     method.eval()
     method.end_task(task)
     check()
