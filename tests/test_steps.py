@@ -88,9 +88,13 @@ def test_only_the_usual_batch_is_compiled() -> None:
 
     double = torch.compile(lambda x: x * 2, backend=backend, dynamic=False)
     results: list[Tensor] = []
-    step = carried_out(lambda found: results.append(double(found.main.labels)), fabric(), full=4)
+
+    def step(found: BatchSpec) -> None:
+        results.append(double(found.main.labels))
+
+    carried = carried_out(step, fabric(), full=4)
     for size in (4, 4, 3, 1, 4):
-        step(spec(size, 1.0))
+        carried(spec(size, 1.0))
     assert compiled == [4]
     assert [result.tolist() for result in results] == [[2] * size for size in (4, 4, 3, 1, 4)]
 

@@ -26,9 +26,10 @@ class Deriving(nn.Module):
         """Return what `make` derives from the parameters; in evaluation mode it is asked once."""
         if self.training:
             return make()
-        if name not in self._derived:
-            self._derived[name] = make()
-        return self._derived[name]
+        kept = self._derived  # another thread may drop it meanwhile
+        if name not in kept:
+            kept[name] = make()
+        return kept[name]
 
     def drop_derived(self) -> None:
         """Drop what is kept, because parameters come, go or are replaced."""

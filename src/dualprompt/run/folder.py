@@ -239,13 +239,13 @@ class Run:
         """
         value = read_record(path, ResultRecord).model_dump(exclude_unset=True)
         S, matching = value["accuracy_matrix"], value.get("matching_matrix")
-        images = value.get("judged_images") or self._judged_images()
+        images = value.get("judged_images") or self._evaluated_images()
         value = {"judged_images": images} | summarise(S, matching[-1] if matching else None, images) | value
         if self.manifest()["config"]["method"].get("e_layers") == []:  # no E-Prompt to match; older files count keys
             value |= dict.fromkeys(("matching_accuracy", "matching_matrix", "matching_confusion"))
         return {key: value[key] for key in value if key != "anytime_average_accuracy"}  # now mean_over_steps
 
-    def _judged_images(self) -> list[int] | None:
+    def _evaluated_images(self) -> list[int] | None:
         tasks = [line for line in self.lines() if line["event"] == "task"]
         return tasks[-1]["images"] if tasks else None
 

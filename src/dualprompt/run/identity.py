@@ -49,7 +49,7 @@ class Identity:
 
 def config_digest(config: RunConfig) -> str:
     """Return the hash of everything in a config that decides the result."""
-    if config.method.get("selection") != "batch_vote":  # then it decides nothing how many are judged at a time
+    if config.method.get("selection") != "batch_vote":  # then it decides nothing how many are evaluated at a time
         evaluate = config.evaluate.model_copy(update={"batch_size": EvaluateConfig().batch_size})
         config = config.model_copy(update={"evaluate": evaluate})
     return digest_of_all(config)
