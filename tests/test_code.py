@@ -63,7 +63,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Source]:
         ("methods/heads.py", {"er", "ewc", "dualprompt", "frozen-head"}),
         *(
             (f"{name}.py", {"er", "ewc", "dualprompt", "frozen-head"})
-            for name in ("training/loop", "run/checkpoint", "metrics", "seeds")
+            for name in ("training/loop", "training/optimise", "run/checkpoint", "derived", "metrics", "seeds")
         ),
         ("backbones/vit.py", {"er", "ewc", "dualprompt", "frozen-head"}),
         ("data/augment.py", {"er", "ewc", "dualprompt", "frozen-head"}),
