@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -74,15 +75,13 @@ class Trained:
 
     seconds: float = 0.0
     images: int = 0  # of this process
-    began: float = field(default_factory=time.monotonic)
 
-    def stop_clock(self) -> None:
-        """Count the seconds since the clock was started."""
-        self.seconds += time.monotonic() - self.began
-
-    def start_clock(self) -> None:
-        """Count from now on."""
-        self.began = time.monotonic()
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Add the seconds that something takes."""
+        began = time.monotonic()
+        yield
+        self.seconds += time.monotonic() - began
 
 
 @dataclass(frozen=True)
@@ -125,14 +124,12 @@ class Loop:
         phases = self.method.phases(view)
         for number, phase in enumerate(phases):
             if number >= self.standing.position.phase:
-                trained.start_clock()
-                trained.images += self._phase(task, own, view, number, phase, alone=len(phases) == 1)
-                trained.stop_clock()
-        trained.start_clock()
-        self.method.eval()
-        self.method.end_task(view)
-        self.rehearsal.offer(task, "after")
-        trained.stop_clock()
+                with trained.timed():
+                    trained.images += self._phase(task, own, view, number, phase, alone=len(phases) == 1)
+        with trained.timed():
+            self.method.eval()
+            self.method.end_task(view)
+            self.rehearsal.offer(task, "after")
         self._evaluate(task, trained)
 
     def _phase(self, task: Task, own: Subset, view: TaskView, number: int, phase: Phase, alone: bool) -> int:
@@ -151,7 +148,7 @@ class Loop:
         optimiser = make_optimiser(self.method, self.config.train, phase.lr, self.fabric.device)
         self.standing.restore_optimiser(optimiser, resumed)
 
-        held, old = self.rehearsal.held(), [each.train for each in self.setup.stream.tasks[: task.index]]
+        held, old = self.rehearsal.held(), [each.train for each in self.setup.stream.tasks if each.index < task.index]
         subset = select_subset(self.method, phase, [*old, own], held)
         loader = Loader(self.feed, subset, task.index, phase, number, held, self.method.uses_frozen)
         epochs = phase.epochs_factor * (phase.epochs or self.config.train.epochs)
