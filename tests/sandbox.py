@@ -29,7 +29,7 @@ from safetensors.torch import save_file
 
 from dualprompt.backbones.vit import VisionTransformer, ViTConfig
 from dualprompt.cli import main
-from dualprompt.training.checkpoint import Checkpoints
+from dualprompt.run.checkpoint import Checkpoints
 
 VIT = ViTConfig(image_size=16, patch_size=8, dim=16, depth=3, heads=2, mlp_dim=32)
 HEADER = {

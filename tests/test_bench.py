@@ -10,7 +10,7 @@ import torch
 from dualprompt.config import TrainConfig
 from dualprompt.methods.base import Batch
 from dualprompt.studies import bench, reference
-from dualprompt.training.loop import make_optimiser
+from dualprompt.training.optimise import make_optimiser
 from helpers import as_vit, batch_of, random_dualprompt, random_images, spread_keys
 from sandbox import VIT, World, call, write_weights
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import io
@@ -8,7 +7,7 @@ import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +20,7 @@ from PIL import Image
 from dualprompt.data.cache import ABANDONED, Store, decode, open_rgb
 from dualprompt.data.sources import ArraySource, FileSource, Split
 from dualprompt.errors import DualPromptError
-from dualprompt.progress import Bar, Progress
+from dualprompt.progress import Began, Event, Progress
 
 BIG = Store(side=1000, keep_aspect=True)
 
@@ -297,14 +296,10 @@ class Interrupting(Progress):
     def __init__(self, act: Callable[[], object]) -> None:
         self.act: Callable[[], object] | None = act
 
-    @contextlib.contextmanager
-    def bar(
-        self, description: str, total: float | None, unit: str = "it", done: float = 0, listed: bool = True
-    ) -> Iterator[Bar]:
-        if description == "decoding images" and self.act:
+    def receive(self, event: Event) -> None:
+        if isinstance(event, Began) and event.work.kind == "decoding" and self.act:
             act, self.act = self.act, None
             act()
-        yield Bar()
 
 
 def test_who_comes_second_uses_what_the_first_wrote(tmp_path: Path):

@@ -12,8 +12,8 @@ import torch
 from safetensors import SafetensorError
 
 from dualprompt.errors import DualPromptError
-from dualprompt.training import checkpoint
-from dualprompt.training.checkpoint import Checkpoints, Position
+from dualprompt.run import checkpoint
+from dualprompt.run.checkpoint import Checkpoints, Position
 
 
 def test_numbers_of_any_stride_come_back(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from torch import Tensor
 from dualprompt.config import compose
 from dualprompt.methods.base import Batch, TaskView
 from dualprompt.methods.finetune import FineTuneSequential
+from dualprompt.run.folder import Run
 from dualprompt.training import group
 from dualprompt.training.loop import train
-from dualprompt.training.run import Run
 from dualprompt.training.setup import prepare
 from sandbox import World
 

@@ -17,10 +17,11 @@ import dualprompt
 from dualprompt.errors import DualPromptError
 from dualprompt.files import digest
 from dualprompt.methods.base import METHODS
+from dualprompt.run import code
+from dualprompt.run.folder import Run
 from dualprompt.studies import store
 from dualprompt.studies.store import Fresh, obtain
-from dualprompt.training import code, group
-from dualprompt.training.run import Run
+from dualprompt.training import group
 from sandbox import World, call, contents
 from test_store import Notes, configs
 
@@ -60,11 +61,14 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Source]:
         ("methods/finetune.py", {"er", "ewc"}),
         ("prompts/bank.py", {"dualprompt"}),
         ("methods/heads.py", {"er", "ewc", "dualprompt", "frozen-head"}),
-        *((f"{name}.py", {"er", "ewc", "dualprompt", "frozen-head"}) for name in ("training/loop", "metrics", "seeds")),
+        *(
+            (f"{name}.py", {"er", "ewc", "dualprompt", "frozen-head"})
+            for name in ("training/loop", "training/optimise", "run/checkpoint", "derived", "metrics", "seeds")
+        ),
         ("backbones/vit.py", {"er", "ewc", "dualprompt", "frozen-head"}),
         ("data/augment.py", {"er", "ewc", "dualprompt", "frozen-head"}),
-        *((f"{name}.py", set[str]()) for name in ("training/tracking", "training/watch", "progress", "console")),
-        ("training/group.py", set()),
+        *((f"{name}.py", set[str]()) for name in ("run/tracking", "training/watch", "progress", "console")),
+        *((f"{name}.py", set[str]()) for name in ("training/group", "run/folder", "run/identity", "run/records")),
         ("studies/store.py", set()),
         ("methods/co2l.py", set()),
     ],

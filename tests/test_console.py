@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,46 +13,60 @@ import pytest
 from rich.console import Console
 
 from dualprompt.config import compose
-from dualprompt.console import Terminal
-from dualprompt.progress import Bar, Progress
+from dualprompt.console import Terminal, words
+from dualprompt.progress import (
+    Advanced,
+    Began,
+    Ended,
+    Event,
+    Loss,
+    Note,
+    Pace,
+    Progress,
+    Remarked,
+    RunBegan,
+    RunEnded,
+    RunUnderWay,
+    TaskEvaluated,
+    Work,
+)
+from dualprompt.run.folder import Run
 from dualprompt.training import group
 from dualprompt.training.loop import train
-from dualprompt.training.run import Run
 from dualprompt.training.setup import prepare
 from sandbox import World, call
 
 
 @dataclass
-class Shown(Bar):
-    """A bar that remembers."""
+class Shown:
+    """What was told of a piece of work."""
 
     label: str
-    total: float | None
-    unit: str
+    work: Work
     done: float
     remarks: list[str] = field(default_factory=list)
-
-    def advance(self, amount: float = 1) -> None:
-        self.done += amount
-
-    def say(self, text: str) -> None:
-        self.remarks.append(text)
+    ended: bool = False
 
 
 class Listener(Progress):
     """Takes down all that would be shown."""
 
     def __init__(self) -> None:
-        self.bars: list[Shown] = []
+        self.bars: dict[Work, Shown] = {}
         self.notes: list[str] = []
 
-    @contextlib.contextmanager
-    def bar(self, description: str, total: float | None, unit: str = "it", done: float = 0) -> Iterator[Bar]:
-        self.bars.append(Shown(description, total, unit, done))
-        yield self.bars[-1]
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
+    def receive(self, event: Event) -> None:
+        match event:
+            case Began(work):
+                self.bars[work] = Shown(words(event), work, work.done)
+            case Advanced(work, done):
+                self.bars[work].done = done
+            case Remarked(work, _):
+                self.bars[work].remarks.append(words(event))
+            case Ended(work):
+                self.bars[work].ended = True
+            case _:
+                self.notes.append(words(event))
 
 
 @pytest.fixture(scope="module")
@@ -75,18 +87,18 @@ def log_of(folder: Path, event: str) -> list[dict[str, Any]]:
 
 def test_every_bar_says_which_work_it_is_and_ends_full(learned: tuple[Listener, Path, dict[str, Any]]) -> None:
     listener, _, result = learned
-    work = [bar for bar in listener.bars if bar.unit == "img"]
-    assert all(bar.done == bar.total for bar in work)
+    work = [bar for bar in listener.bars.values() if bar.work.unit == "img"]
+    assert all(bar.done == bar.work.total and bar.ended for bar in work)
     tasks = [bar for bar in work if bar.label.startswith("task ")]
     assert [bar.label for bar in tasks] == [f"task {n + 1}/3 {name}" for n, name in enumerate(result["tasks"])]
-    assert [bar.total for bar in tasks] == [2 * 13] * 3
-    assert [bar.total for bar in work if bar.label == "evaluate"] == [9, 18, 27]
+    assert [bar.work.total for bar in tasks] == [2 * 13] * 3
+    assert [bar.work.total for bar in work if bar.label == "evaluate"] == [9, 18, 27]
     assert {bar.label for bar in work if bar not in tasks} == {"evaluate", "frozen features"}
 
 
 def test_the_remark_beside_a_task_is_the_epochs_loss(learned: tuple[Listener, Path, dict[str, Any]]) -> None:
     listener, folder, _ = learned
-    remarks = [remark for bar in listener.bars for remark in bar.remarks]
+    remarks = [remark for bar in listener.bars.values() for remark in bar.remarks]
     assert remarks == [f"loss {line['loss']:.3f}" for line in log_of(folder, "epoch")]
     assert len(remarks) == 3 * 2
 
@@ -102,6 +114,37 @@ def test_the_note_after_a_task_has_the_numbers_on_record(learned: tuple[Listener
     assert f"matching {result['matching_accuracy']:.2f} %" in notes[-1]
 
 
+WORK = Work("evaluating", 9, "img")
+
+
+@pytest.mark.parametrize(
+    ("event", "text"),
+    [
+        (Began(Work("training", 9, "img", name="elm", task=2, tasks=3)), "task 2/3 elm"),
+        (Began(Work("training", 9, "img", name="elm", task=2, tasks=3, phase="head")), "task 2/3 elm, head"),
+        (Began(Work("reading", 9, "images")), "reading images"),
+        (Began(Work("decoding", 9, "images")), "decoding images"),
+        (Began(Work("downloading", 9, "B", name="a.tar")), "downloading a.tar"),
+        (Began(Work("unpacking", None, "files", name="a.tar")), "unpacking a.tar"),
+        (Began(Work("features", 9, "img")), "frozen features"),
+        (Began(WORK), "evaluate"),
+        (Began(Work("runs", 9, "runs")), "all runs"),
+        (Advanced(WORK, 3), ""),
+        (Ended(WORK), ""),
+        (Remarked(WORK, RunUnderWay(2, 5, "er", 1, 300)), "run 2 of 5: er, seed 1; about 5 min left"),
+        (Remarked(WORK, Pace(61.7, 120)), "62 s a run, about 2 min left"),
+        (Remarked(WORK, Pace(61.7, 0)), "62 s a run"),
+        (RunBegan(RunUnderWay(2, 5, "er", 1, None), "out"), "[2/5] er, seed 1 → out"),
+        (RunEnded(2, 5, "er-1", 71.256, Pace(10, 0)), "[2/5] er-1: A = 71.26 % (10 s a run)"),
+        (RunEnded(2, 5, "er-1", "no memory", Pace(10, 0)), "[2/5] er-1: failed: no memory (10 s a run)"),
+        (TaskEvaluated(2, "elm", (50.0, 100.0)), "after task 2 (elm): A = 75.00 %, newest task 100.00 %"),
+        (Note("a note"), "a note"),
+    ],
+)
+def test_every_event_has_its_words(event: Event, text: str) -> None:
+    assert words(event) == text
+
+
 def screen(**options: Any) -> tuple[Terminal, io.StringIO]:
     text = io.StringIO()
     return Terminal(Console(file=text, width=150, **options)), text
@@ -110,13 +153,13 @@ def screen(**options: Any) -> tuple[Terminal, io.StringIO]:
 def test_a_terminal_shows_label_count_and_remark_while_work_lasts_and_keeps_notes() -> None:
     terminal, text = screen(force_terminal=True)
     with terminal:
-        with terminal.bar("task 2/3 elm", 1300, "img", done=300) as bar:
+        with terminal.bar(Work("training", 1300, "img", 300, "elm", task=2, tasks=3)) as bar:
             bar.advance(200)
-            bar.say("loss 0.125")
+            bar.remark(Loss(0.125))
             terminal._bars.refresh()
             seen = text.getvalue()
             terminal.note("a [bold]note[/bold] with 12 %")
-        with terminal.bar("fetch", 5_000_000, "B") as bar:
+        with terminal.bar(Work("downloading", 5_000_000, "B", name="fetch")) as bar:
             bar.advance(2_000_000)
             terminal._bars.refresh()
         after = len(text.getvalue())
@@ -132,9 +175,9 @@ def test_a_terminal_shows_label_count_and_remark_while_work_lasts_and_keeps_note
 @pytest.mark.parametrize(("options", "shown"), [({}, "a note\n"), ({"quiet": True}, "")], ids=["file", "quiet"])
 def test_where_there_is_no_terminal_only_notes_are_shown(options: dict[str, bool], shown: str) -> None:
     terminal, text = screen(force_terminal=False, **options)
-    with terminal, terminal.bar("task 1/3 elm", 10, "img") as bar:
+    with terminal, terminal.bar(Work("training", 10, "img", name="elm", task=1, tasks=3)) as bar:
         bar.advance(4)
-        bar.say("loss 1.000")
+        bar.remark(Loss(1.0))
         terminal.note("a note")
     assert text.getvalue() == shown
 

@@ -17,9 +17,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualprompt.training import predictions
-from dualprompt.training.checkpoint import Checkpoints
-from dualprompt.training.distributed import share
+from dualprompt.run import predictions
+from dualprompt.run.checkpoint import Checkpoints
+from dualprompt.training.distributed import local_part
 from sandbox import Life, World, shell, start
 
 # 13 training images a task in batches of 3: shares of 1 and 2, and a last batch of a single image for two processes.
@@ -30,7 +30,7 @@ OPTIONS = ("--recipe", "augmented", "--train.batch_size", "3")
 @given(count=st.integers(0, 200), processes=st.integers(1, 20))
 def test_shares(count: int, processes: int) -> None:
     things = list(range(count))
-    parts = [things[share(count, rank, processes)] for rank in range(processes)]
+    parts = [things[local_part(count, rank, processes)] for rank in range(processes)]
     assert list(chain(*parts)) == things
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 

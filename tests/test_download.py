@@ -26,7 +26,7 @@ from dualprompt.data import download
 from dualprompt.data.download import fetch, get
 from dualprompt.data.sources import DATASETS, Remote
 from dualprompt.errors import DualPromptError
-from dualprompt.progress import Bar, Progress
+from dualprompt.progress import Advanced, Began, Event, Note, Progress
 
 CONTENT = bytes(range(256)) * 4000
 
@@ -119,22 +119,20 @@ class Watcher(Progress):
     notes: list[str] = field(default_factory=list)
     bars: list[tuple[str, float | None, float]] = field(default_factory=list)
     advanced: float = 0
+    _before: float = 0
 
-    @contextmanager
-    def bar(
-        self, description: str, total: float | None, unit: str = "it", done: float = 0, listed: bool = True
-    ) -> Iterator[Bar]:
-        self.bars.append((unit, total, done))
-        watcher = self
-
-        class Counting(Bar):
-            def advance(self, amount: float = 1):
-                watcher.advanced += amount
-
-        yield Counting()
-
-    def note(self, text: str):
-        self.notes.append(text)
+    def receive(self, event: Event) -> None:
+        match event:
+            case Began(work):
+                self.bars.append((work.unit, work.total, work.done))
+                self._before = work.done
+            case Advanced(_, done):
+                self.advanced += done - self._before
+                self._before = done
+            case Note(text):
+                self.notes.append(text)
+            case _:
+                pass
 
 
 def names(folder: Path) -> list[str]:

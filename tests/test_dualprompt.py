@@ -24,7 +24,8 @@ from dualprompt.methods.frozen_head import FrozenHead, FrozenHeadConfig
 from dualprompt.prompts.bank import match_loss
 from dualprompt.training.evaluate import Score, evaluate
 from dualprompt.training.feed import Feed
-from dualprompt.training.loop import make_optimiser
+from dualprompt.training.loader import Loader
+from dualprompt.training.optimise import make_optimiser
 from helpers import (
     SIDE,
     batch_of,
@@ -154,9 +155,9 @@ def learn(method: DualPrompt, feed: Feed, subset: Subset, index: int, epochs: in
     method.begin_task(view)
     optimiser = make_optimiser(method, feed.config.train)
     for epoch in range(epochs):
-        course = feed.course(subset, index, Phase())
-        for share in course.epoch(epoch):
-            loss = method.loss(course.batch(share.inputs))
+        loader = Loader(feed, subset, index, Phase())
+        for local in loader.epoch(epoch):
+            loss = method.loss(loader.batch(local.spec))
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
@@ -181,8 +182,8 @@ def test_accuracy_is_the_same_at_any_batch_size_and_in_any_order(fabric: Fabric,
     def labels(size: int) -> Tensor:
         feed, found = tiny.feed(size), []
         for task, subset in enumerate(tiny.subsets()):
-            for inputs in feed.judging(subset):
-                batch = feed.batch(subset.images, inputs | {"task": torch.full_like(inputs["labels"], task)})
+            for spec in feed.evaluation(subset):
+                batch = feed.batch(subset.images, replace(spec, task=torch.full_like(spec.labels, task)))
                 found.append(method.predict(batch, selection).logits.argmax(dim=1))
         return torch.cat(found)
 
@@ -209,7 +210,7 @@ def test_images_of_different_sizes_are_judged_alike_at_any_batch_size(fabric: Fa
 
     def logits(size: int) -> Tensor:
         feed = tiny.feed(size, interpolation)
-        batches = [feed.batch(subset.images, inputs) for inputs in feed.judging(subset)]
+        batches = [feed.batch(subset.images, spec) for spec in feed.evaluation(subset)]
         return torch.cat([method.predict(batch).logits for batch in batches])
 
     together = logits(128)

@@ -19,11 +19,11 @@ from dualprompt.data.stream import Subset
 from dualprompt.data.views import View
 from dualprompt.methods.base import METHODS, Batch, Prediction, Selection
 from dualprompt.methods.frozen_head import FrozenHead, FrozenHeadConfig
+from dualprompt.run.folder import Run
 from dualprompt.training import group
 from dualprompt.training.evaluate import Answers, Score, evaluate, evaluate_again
 from dualprompt.training.feed import Feed
 from dualprompt.training.loop import train
-from dualprompt.training.run import Run
 from dualprompt.training.setup import prepare
 from helpers import SIDE, subset_of, task_view, tiny_vit
 from sandbox import World

@@ -22,13 +22,16 @@ from dualprompt.data.images import Images
 from dualprompt.data.stream import Subset
 from dualprompt.data.views import View
 from dualprompt.methods.base import METHODS, Batch, Method, Phase, method_config
+from dualprompt.run.folder import Run
 from dualprompt.training import group
+from dualprompt.training.batch import BatchSpec
 from dualprompt.training.evaluate import Answers, Score, evaluate
-from dualprompt.training.feed import Course, Feed
-from dualprompt.training.loop import make_optimiser, set_rates, train
-from dualprompt.training.run import Run
+from dualprompt.training.feed import Feed
+from dualprompt.training.loader import Loader
+from dualprompt.training.loop import train
+from dualprompt.training.optimise import make_optimiser, set_rates
 from dualprompt.training.setup import prepare
-from dualprompt.training.steps import Inputs, Steps, on_device
+from dualprompt.training.steps import carried_out
 from helpers import SIDE, noise_pictures, ragged, seeded, subset_of, task_view, tiny_vit
 from sandbox import World
 
@@ -87,9 +90,9 @@ def pictures(labels: list[int], seed: int = 0, equal: bool = True) -> Subset:
     return Subset(ragged(drawn), torch.arange(len(labels)), torch.tensor(labels))
 
 
-def shown(course: Course, epoch: int = 0, start: int = 0) -> list[Batch]:
-    device = course.feed.fabric.device
-    return [course.batch(on_device(share.inputs, device)) for share in course.epoch(epoch, start)]
+def shown(loader: Loader, epoch: int = 0, start: int = 0) -> list[Batch]:
+    device = loader.feed.fabric.device
+    return [loader.batch(local.spec.to(device)) for local in loader.epoch(epoch, start)]
 
 
 def parts(batch: Batch, views: int = 1) -> dict[str, Tensor]:
@@ -124,26 +127,27 @@ def test_batches_are_those_of_the_cpu_wherever_pixels_lie(
 ) -> None:
     task = pictures([0, 1, 2] * 5, 1, equal)
     buffer = replace(pictures([7, 8, 9], 2, equal), notes=torch.arange(6.0).view(3, 2))
-    courses = [
-        made.course(task, 0, phase, buffer=buffer)
+    loaders = [
+        Loader(made, task, 0, phase, buffer=buffer)
         for made in (feed(fabric, kind), feed(Fabric(accelerator="cpu", devices=1)))
     ]
     for epoch, start in ((0, 0), (1, 2)):
-        assert_alike(*(shown(course, epoch, start) for course in courses), views=phase.views)
-    assert [len(batch.labels) for batch in shown(courses[0])] == [4, 4, 4, 3]
+        assert_alike(*(shown(loader, epoch, start) for loader in loaders), views=phase.views)
+    assert [len(batch.labels) for batch in shown(loaders[0])] == [4, 4, 4, 3]
 
 
 def test_drawing_ahead_changes_no_batch(fabric: Fabric) -> None:
     task, buffer = pictures([0, 1, 2] * 7, 1), pictures([7, 8, 9], 2)
-    course = feed(fabric, augment="random_resized_crop").course(task, 0, Phase(replay=1, noise=2), buffer=buffer)
+    made = feed(fabric, augment="random_resized_crop")
+    loader = Loader(made, task, 0, Phase(replay=1, noise=2), buffer=buffer)
     for epoch, start in ((0, 0), (1, 3)):
-        order = course._order(epoch)
-        at_once = [course._finish(course._draw(order, epoch, step)).inputs for step in range(start, course.steps)]
-        ahead = [share.inputs for share in course.epoch(epoch, start)]
-        assert len(ahead) == course.steps - start
+        order = loader._order(epoch)
+        at_once = [loader._finish(loader._draw(order, epoch, step)).spec for step in range(start, loader.steps)]
+        ahead = [local.spec for local in loader.epoch(epoch, start)]
+        assert len(ahead) == loader.steps - start
         for one, other in zip(ahead, at_once, strict=True):
-            assert one.keys() == other.keys()
-            assert all(torch.equal(one[name], other[name]) for name in one)
+            assert one.key == other.key
+            assert all(torch.equal(a, b) for (_, a), (_, b) in zip(one.named(), other.named(), strict=True))
 
 
 def learned(
@@ -184,26 +188,26 @@ def test_recorded_steps_learn_what_plain_ones_do(
 
 def epochs_of(method: Method, made: Feed, subset: Subset) -> Callable[[int], None]:
     """Return what trains one epoch of a method's task by steps that are recorded where that is possible."""
-    course = made.course(subset, 0, Phase(), frozen=method.uses_frozen)
+    loader = Loader(made, subset, 0, Phase(), frozen=method.uses_frozen)
     optimiser = make_optimiser(method, made.config.train, device=made.fabric.device)
 
-    def step(inputs: Inputs) -> None:
+    def step(spec: BatchSpec) -> None:
         optimiser.zero_grad(set_to_none=True)
-        method.loss(course.batch(inputs)).backward()
+        method.loss(loader.batch(spec)).backward()
         optimiser.step()
 
-    steps = Steps(step, made.fabric, made.config.train.batch_size, method.capturable)
+    carried = carried_out(step, made.fabric, made.config.train.batch_size, method.capturable)
+    method.train()  # once: an evaluation in between must leave things as they were
 
     def epoch(number: int) -> None:
-        method.train()
-        for share in course.epoch(number):
+        for local in loader.epoch(number):
             set_rates(optimiser, made.config.train, number / 4)
-            steps(share.inputs)
+            carried(local.spec)
 
     return epoch
 
 
-def judged(method: Method, made: Feed, subsets: list[Subset], recorded: bool) -> tuple[list[Score], Tensor, Tensor]:
+def evaluated(method: Method, made: Feed, subsets: list[Subset], recorded: bool) -> tuple[list[Score], Tensor, Tensor]:
     """Return scores, answers and how sure they were."""
     answers = Answers(subsets, made.fabric.device)
     with pytest.MonkeyPatch.context() as patch:
@@ -214,7 +218,7 @@ def judged(method: Method, made: Feed, subsets: list[Subset], recorded: bool) ->
 
 
 @pytest.mark.parametrize("name", ["dualprompt", "l2p", "er"])
-def test_judging_in_the_middle_of_a_task_sees_the_weights_of_that_moment(
+def test_evaluating_in_the_middle_of_a_task_sees_the_weights_of_that_moment(
     name: str, fabric: Fabric, replays: list[int]
 ) -> None:
     made, task = feed(fabric, lr=5e-3), pictures([0, 1, 2] * 6, 1)
@@ -231,14 +235,14 @@ def test_judging_in_the_middle_of_a_task_sees_the_weights_of_that_moment(
     for number in range(4):
         learn(number)
         learn_twin(number)
-        if number % 2:  # the twin is not judged in between
-            recorded, plain = (judged(method, made, [task], how) for how in (True, False))
+        if number % 2:  # the twin is not evaluated in between
+            recorded, plain = (evaluated(method, made, [task], how) for how in (True, False))
             torch.testing.assert_close(recorded[2], plain[2], rtol=1e-4, atol=1e-4)
             assert recorded[1].equal(plain[1])
             assert recorded[0] == plain[0]
             copy = begun()  # knows the weights of this moment, and nothing that was remembered of others
             copy.load_state({key: value.clone() for key, value in method.state().items()})
-            torch.testing.assert_close(recorded[2], judged(copy, made, [task], False)[2], rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(recorded[2], evaluated(copy, made, [task], False)[2], rtol=1e-4, atol=1e-4)
             seen.append(recorded[2])
     assert not torch.allclose(seen[0], seen[1], atol=1e-3), "learning that changes nothing shows nothing"
     for key, value in twin.state().items():
@@ -247,22 +251,36 @@ def test_judging_in_the_middle_of_a_task_sees_the_weights_of_that_moment(
     assert bool(replays) == (fabric.device.type == "cuda")
 
 
+def test_recording_can_be_switched_off(fabric: Fabric, replays: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    made, task = feed(fabric), pictures([0, 1, 2] * 6, 1)
+    method = METHODS["er"](method_config({"name": "er"}), tiny_vit()).to(fabric.device)
+    method.begin_task(task_view(0, 3))
+    recorded = evaluated(method, made, [task], recorded=True)
+    assert bool(replays) == (fabric.device.type == "cuda")
+    count = len(replays)
+    monkeypatch.setenv("DUALPROMPT_RECORD", "0")
+    plain = evaluated(method, made, [task], recorded=True)
+    assert len(replays) == count
+    assert plain[0] == recorded[0]
+    torch.testing.assert_close(plain[2], recorded[2], rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("name", ["dualprompt", "dualprompt-rp", "l2p"])
 def test_answers_do_not_depend_on_the_batch_size(name: str, fabric: Fabric) -> None:
     method = METHODS[name](method_config({"name": name, **SMALL[name]}), tiny_vit()).to(fabric.device)
     subsets = [pictures([3 * task, 3 * task + 1, 3 * task + 2] * 6, task) for task in range(2)]
     for index, subset in enumerate(subsets):
         made = feed(fabric)
-        images = made.batch(subset.images, on_device(made.fixed(subset, torch.arange(18)), fabric.device)).images
+        images = made.batch(subset.images, made.fixed(subset, torch.arange(18)).to(fabric.device)).images
         view = task_view(index, 3, made.features(subset), images, subset.labels.to(fabric.device))
         method.begin_task(view)
         with torch.no_grad():
             for parameter in method.trainable().values():
                 parameter.copy_(torch.randn(parameter.shape, generator=seeded(index)))
         method.end_task(view)
-    scores, labels, sure = judged(method, feed(fabric, size=36), subsets, recorded=True)
+    scores, labels, sure = evaluated(method, feed(fabric, size=36), subsets, recorded=True)
     for size in (1, 5, 18):
-        found = judged(method, feed(fabric, size=size), subsets, recorded=True)
+        found = evaluated(method, feed(fabric, size=size), subsets, recorded=True)
         assert found[0] == scores
         assert found[1].equal(labels)
         torch.testing.assert_close(found[2], sure, rtol=1e-3, atol=1e-3)

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from dualprompt.config import read_line
+from dualprompt.console import duration, words
 from dualprompt.errors import DualPromptError
-from dualprompt.progress import Bar, duration
+from dualprompt.progress import Advanced, Bar, Event, Progress, RunBegan, Work
+from dualprompt.run.checkpoint import Checkpoints
 from dualprompt.training import group, watch
-from dualprompt.training.checkpoint import Checkpoints
 from sandbox import Outcome, World, call, contents, start
 
 WIDE = "dualprompt:init=wide:train.lr=0.01"
@@ -184,27 +185,28 @@ def test_names_that_make_one_folder_get_two(world: World) -> None:
 
 
 def test_the_time_left_goes_by_the_method(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Shown(Bar):
+    class Shown(Progress):
         def __init__(self) -> None:
             self.done, self.text = 0.0, ""
 
-        def advance(self, amount: float = 1) -> None:
-            self.done += amount
-
-        def say(self, text: str) -> None:
-            self.text = text
+        def receive(self, event: Event) -> None:
+            if isinstance(event, Advanced):
+                self.done = event.done
+            else:
+                self.text = words(event)
 
     clock = [0.0]
     monkeypatch.setattr(watch.time, "monotonic", lambda: clock[0])
     bar = Shown()
-    watched = watch.Watch([("quick", 0), ("slow", 0), ("quick", 1), ("slow", 1)], 5, bar)
-    assert watched.begin(2) == ""
+    work = Bar(bar, Work("runs", 5, "runs"))
+    watched = watch.Watch([("quick", 0), ("slow", 0), ("quick", 1), ("slow", 1)], 5, work)
+    assert watched.begin(2).left is None
     assert bar.text == "run 2 of 5: quick, seed 0"
     for task in (1, 2):
         clock[0] += 10
         watched.learned(task)
     assert (bar.done, watched.left()) == (1.0, 6 * 10)
-    assert watched.begin(2) == " (about 60 s left)"
+    assert words(RunBegan(watched.begin(2), "out")) == "[3/5] slow, seed 0 → out (about 60 s left)"
     clock[0] += 100
     watched.learned(1)
     assert (bar.done, watched.left()) == (1.5, 100 + 2 * 10 + 2 * 100)

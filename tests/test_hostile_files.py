@@ -38,15 +38,16 @@ from dualprompt.errors import DualPromptError
 from dualprompt.learner import ContinualLearner
 from dualprompt.learning import card, keep
 from dualprompt.methods.base import METHODS, method_config
+from dualprompt.run import checkpoint
+from dualprompt.run.checkpoint import Checkpoints
+from dualprompt.run.folder import Run
+from dualprompt.run.tracking import _Story
 from dualprompt.studies import publication, publish, results, tables
 from dualprompt.studies.pictures import Cloud, Grid, Line, Lines, Points, as_plain
 from dualprompt.studies.report import report
 from dualprompt.studies.sheet import Column, Sheet
 from dualprompt.studies.store import Obtained
-from dualprompt.training import checkpoint, group
-from dualprompt.training.checkpoint import Checkpoints
-from dualprompt.training.run import Run
-from dualprompt.training.tracking import _Story
+from dualprompt.training import group
 from mutations import changed, changed_archive, changed_json, changed_lines, changed_tensors, damaged
 from sandbox import VIT, World, call, interrupted
 from test_vit_parity import random_google
@@ -192,7 +193,7 @@ def looks_at(folder: Path) -> None:
 
 
 def run_identity(run: Run) -> Any:
-    from dualprompt.training.run import Identity
+    from dualprompt.run.identity import Identity
 
     return Identity(**run.manifest()["identity"])
 

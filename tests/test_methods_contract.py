@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import get_args
 
+import numpy as np
 import pytest
 import torch
+from lightning_fabric import Fabric
+from torch import Tensor
 
+from dualprompt.config import RunConfig
+from dualprompt.data.views import View
 from dualprompt.errors import DualPromptError
-from dualprompt.methods.base import METHODS, Method, Selection, method_config
-from helpers import batch_of, random_images, seeded, task_view, tiny_vit
+from dualprompt.methods.base import METHODS, Method, Selection, TaskView, method_config
+from dualprompt.training.evaluate import Answers, evaluate
+from dualprompt.training.feed import Feed
+from helpers import SIDE, batch_of, random_images, seeded, subset_of, task_view, tiny_vit
 
 SOLVED = {"dualprompt-rp", "klda", "lda", "ranpac", "ridge", "simple-cil"}  # answer from what a task's end solved for
 
@@ -59,3 +67,52 @@ def test_answers_follow_weights_that_steps_changed_unseen(name: str) -> None:
         torch.testing.assert_close(now, copy.eval().predict(batch_of(images)).logits)
         assert name in SOLVED or not torch.equal(now, before)
         before = now
+
+
+PICTURES = np.random.default_rng(3).integers(0, 256, (18, SIDE, SIDE, 3), dtype=np.uint8)
+
+
+@pytest.mark.parametrize("name", METHODS.names())
+def test_an_evaluation_in_the_middle_of_a_task_sees_the_weights_of_that_moment(name: str) -> None:
+    """Between two evaluations weights change in place, as by recorded steps: nobody tells the method that it trains."""
+    view = View(SIDE, (0.5,) * 3, (0.25,) * 3, "bilinear", "resize", "none")
+    config = RunConfig.model_validate({"benchmark": {"dataset": "x"}, "evaluate": {"batch_size": 5}})
+    feed = Feed(config, view, tiny_vit(depth=12), Fabric(accelerator="cpu", devices=1))
+    subsets = [subset_of(PICTURES[9 * index :][:9], torch.arange(9) % 3 + 3 * index) for index in range(2)]
+    method = make(name)
+
+    def begun(index: int) -> TaskView:
+        subset = subsets[index]
+        images = feed.batch(subset.images, feed.fixed(subset, torch.arange(9))).images
+        task = task_view(index, queries=feed.features(subset), images=images, labels=subset.labels)
+        method.begin_task(task)
+        for phase in method.phases(task):
+            method.begin_phase(phase, task)
+        return task
+
+    def check() -> Tensor:
+        fresh = make(name)
+        fresh.load_state({key: value.clone() for key, value in method.state().items()})
+        found = []
+        for each in (method, fresh):
+            answers = Answers(subsets, torch.device("cpu"))
+            found.append((evaluate(each, feed, subsets, answers=answers), answers.probability))
+        assert found[0][0] == found[1][0]
+        torch.testing.assert_close(found[0][1], found[1][1])
+        return found[0][1]
+
+    method.end_task(begun(0))
+    task = begun(1)
+    method.train()
+    seen = []
+    for moment in range(3):
+        seen.append(check())
+        assert method.training, "what trains goes on training"
+        generator = seeded(moment)
+        with torch.no_grad():
+            for parameter in method.trainable().values():
+                parameter.add_(0.02 * torch.randn(parameter.shape, generator=generator))
+    method.eval()
+    method.end_task(task)
+    check()
+    assert name in SOLVED or not any(torch.equal(one, other) for one, other in itertools.pairwise(seen))

@@ -13,11 +13,12 @@ import torch
 
 from dualprompt.config import RunConfig, compose, parse
 from dualprompt.methods.base import METHODS, Method, method_config
+from dualprompt.run.checkpoint import of_buffer, of_method
+from dualprompt.run.folder import Run
+from dualprompt.run.identity import config_digest
 from dualprompt.training import group
-from dualprompt.training.checkpoint import of_buffer, of_method
 from dualprompt.training.feed import Feed
 from dualprompt.training.loop import train
-from dualprompt.training.run import Run, config_digest
 from dualprompt.training.setup import Setup, prepare
 from sandbox import VIT, World, call, remains, start
 
@@ -156,9 +157,9 @@ def check_config(setup: Setup, run: Run) -> None:
 def logits(method: Method, feed: Feed, setup: Setup) -> torch.Tensor:
     method.eval()
     found = []
-    for subset in setup.judged(TASKS):
-        for inputs in feed.judging(subset, method.uses_frozen):
-            found.append(method.predict(feed.batch(subset.images, inputs)).logits)
+    for subset in setup.evaluated(TASKS):
+        for spec in feed.evaluation(subset, method.uses_frozen):
+            found.append(method.predict(feed.batch(subset.images, spec)).logits)
     return torch.cat(found)
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from dualprompt.config import compose
 from dualprompt.methods.base import METHODS
+from dualprompt.run.folder import Run
 from dualprompt.training import group
 from dualprompt.training.loop import train
-from dualprompt.training.run import Run
 from dualprompt.training.setup import Setup, prepare
 
 # Two tasks of three classes, 16 images of each to learn from and 20 to be judged on, 15 steps a task.

@@ -23,10 +23,10 @@ from dualprompt.methods.co2l import Co2L, asymmetric_contrast, relation_distilla
 from dualprompt.methods.derpp import DERPP, noted_error
 from dualprompt.methods.er import ER
 from dualprompt.methods.gdumb import GDumb, cutmix
+from dualprompt.run.folder import Run
 from dualprompt.training import group
 from dualprompt.training.buffer import Buffer, part
 from dualprompt.training.loop import train
-from dualprompt.training.run import Run
 from dualprompt.training.setup import prepare
 from helpers import SIDE, as_vit, random_images, seeded, subset_of, task_view, tiny_vit
 from sandbox import World

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dualprompt.errors import DualPromptError
+from dualprompt.run.predictions import Predictions, read
 from dualprompt.training import group
-from dualprompt.training.predictions import Predictions, read
 from dualprompt.training.setup import prepare
 from sandbox import World, call, start
 
@@ -49,7 +49,7 @@ def test_each_is_the_method_s_answer_to_that_image(run: Path) -> None:
     method.load_state(member.run(run).checkpoints.after_task(2))
     method.eval()
     found, row = read(run / FILE), 0
-    for subset in setup.judged(3):
+    for subset in setup.evaluated(3):
         for place in range(len(subset)):
             batch = setup.feed.batch(subset.images, setup.feed.fixed(subset, torch.tensor([place])))
             with torch.no_grad():

@@ -9,9 +9,9 @@ import yaml
 
 from dualprompt.config import RunConfig, compose, flat, load_preset
 from dualprompt.methods.base import METHODS
+from dualprompt.run.identity import config_digest
 from dualprompt.studies import main_table
 from dualprompt.training import group
-from dualprompt.training.run import config_digest
 
 DOCS = Path(__file__).parent.parent / "docs"
 TABLES = {path.stem.removeprefix("main-"): path for path in sorted((DOCS / "results").glob("main-*.json"))}

@@ -15,9 +15,9 @@ from dualprompt.config import TrainConfig
 from dualprompt.errors import DualPromptError
 from dualprompt.methods.base import METHODS, Batch, Method, method_config
 from dualprompt.methods.finetune import FineTuneConfig, FineTuneSequential
-from dualprompt.training.checkpoint import Checkpoints, Position, restore_optimiser
-from dualprompt.training.loop import make_optimiser, set_rates
-from dualprompt.training.run import ADDED
+from dualprompt.run.checkpoint import Checkpoints, Position, restore_optimiser
+from dualprompt.run.identity import ADDED
+from dualprompt.training.optimise import make_optimiser, set_rates
 from helpers import random_images, task_view, tiny_vit
 
 FINE_TUNERS = [name for name in METHODS.names() if issubclass(METHODS[name].Config, FineTuneConfig)]

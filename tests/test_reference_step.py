@@ -16,7 +16,7 @@ from torch import Tensor
 from dualprompt.config import TrainConfig
 from dualprompt.methods.dualprompt import DualPrompt
 from dualprompt.methods.l2p import L2P, L2PConfig
-from dualprompt.training.loop import make_optimiser
+from dualprompt.training.optimise import make_optimiser
 from helpers import batch_of, random_dualprompt, random_images, randomise, seeded, task_view, tiny_vit
 
 HEADS, PATCH, CLASSES, BATCH = 4, 8, 3, 6

@@ -15,10 +15,12 @@ import torch
 
 from dualprompt.backbones.known import REPLACED
 from dualprompt.config import RunConfig, compose
-from dualprompt.progress import Progress
+from dualprompt.progress import Event, Note, Progress
+from dualprompt.run.folder import Run
+from dualprompt.run.identity import config_digest
+from dualprompt.run.provenance import git_state
 from dualprompt.training.group import plan, resume
 from dualprompt.training.loop import train
-from dualprompt.training.run import Run, config_digest, git_state
 from dualprompt.training.setup import prepare
 from sandbox import VIT, World, call, contents, interrupted, make_world, remains, start, write_weights
 
@@ -229,8 +231,9 @@ def test_a_run_goes_on_with_the_threads_it_began_with(world: World, finished: Pa
     noted: list[str] = []
 
     class Notes(Progress):
-        def note(self, text: str) -> None:
-            noted.append(text)
+        def receive(self, event: Event) -> None:
+            if isinstance(event, Note):
+                noted.append(event.text)
 
     assert json.loads((run / "manifest.json").read_text())["threads"] == 1
     here = torch.get_num_threads()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,17 @@ import torch
 from torch import Tensor
 
 from dualprompt.backbones import vit
-from dualprompt.training.steps import Inputs, Steps, on_device, ready_to_compile
+from dualprompt.training.batch import BatchSpec, Crop, ImageSpec, Look
+from dualprompt.training.steps import Eager, Recorded, carried_out, ready_to_compile
 from helpers import batch_of, random_dualprompt, random_images
+
+CPU = torch.device("cpu")
 
 
 class OneProcess:
-    """What `Steps` asks of a Fabric."""
+    """What `carried_out` asks of a Fabric."""
 
-    device = torch.device("cpu")
+    device = CPU
     world_size = 1
 
 
@@ -26,13 +30,53 @@ def fabric() -> Any:
     return OneProcess()
 
 
-def test_a_step_gets_its_inputs_and_works_by_side_effects() -> None:
-    seen: list[Inputs] = []
-    steps = Steps(seen.append, fabric(), full=3)
+def spec(size: int, value: float = 0.0, replays: int = 0) -> BatchSpec:
+    """A batch in which every number tells the value."""
+
+    def images() -> ImageSpec:
+        look = Look(torch.full((size,), int(value)), torch.ones(size, 2), (Crop(torch.full((size, 4), value)),))
+        return ImageSpec(torch.full((size,), int(value)), look, query=torch.full((size, 3), value))
+
+    return BatchSpec(images(), tuple(images() for _ in range(replays)), torch.tensor(value))
+
+
+def test_a_spec_names_its_tensors_and_changes_them_all() -> None:
+    found = spec(2, 1.0, replays=1)
+    names = [name for name, _ in found.named()]
+    one = ["labels", "look.index", "look.shapes", "look.crops.0.boxes", "query"]
+    assert names == [f"main.{name}" for name in one] + [f"replays.0.{name}" for name in one] + ["weight"]
+    doubled = found.map(lambda value: 2 * value)
+    assert [float(value.sum()) for _, value in doubled.named()] == [
+        2 * float(value.sum()) for _, value in found.named()
+    ]
+    assert doubled.main.frozen is None
+    assert len(found) == 2
+
+
+def test_a_key_tells_whatever_a_record_depends_on() -> None:
+    assert spec(2, 1.0).key == spec(2, 5.0).key, "values do not matter"
+    known = replace(spec(2), main=replace(spec(2).main, frozen=torch.zeros(2, 3)))
+    halved = replace(spec(2), weight=torch.tensor(1.0, dtype=torch.float16))
+    assert len({each.key for each in (spec(2), spec(3), spec(2, replays=1), known, halved)}) == 5
+
+
+def test_values_are_taken_over_in_place() -> None:
+    fixed, new = spec(2, 1.0, replays=2), spec(2, 7.0, replays=2)
+    places = [value.data_ptr() for _, value in fixed.named()]
+    fixed.copy_(new)
+    assert [value.data_ptr() for _, value in fixed.named()] == places
+    assert all(torch.equal(a, b) for (_, a), (_, b) in zip(fixed.named(), new.named(), strict=True))
+    assert not {value.data_ptr() for _, value in new.clone().named()} & {v.data_ptr() for _, v in new.named()}
+    with pytest.raises(ValueError):
+        fixed.copy_(spec(2, 7.0, replays=1))
+
+
+def test_a_step_gets_its_spec_and_works_by_side_effects() -> None:
+    seen: list[BatchSpec] = []
+    step = carried_out(seen.append, fabric(), full=3)
     for size in (3, 3, 3, 2):
-        steps({"rows": torch.arange(size), "weight": torch.tensor(1.0)})
-    assert [len(inputs["rows"]) for inputs in seen] == [3, 3, 3, 2]
-    assert all(torch.equal(inputs["rows"], torch.arange(len(inputs["rows"]))) for inputs in seen)
+        step(spec(size))
+    assert [len(each) for each in seen] == [3, 3, 3, 2]
 
 
 def test_only_the_usual_batch_is_compiled() -> None:
@@ -44,16 +88,79 @@ def test_only_the_usual_batch_is_compiled() -> None:
 
     double = torch.compile(lambda x: x * 2, backend=backend, dynamic=False)
     results: list[Tensor] = []
-    steps = Steps(lambda inputs: results.append(double(inputs["x"])), fabric(), full=4)
+
+    def step(found: BatchSpec) -> None:
+        results.append(double(found.main.labels))
+
+    carried = carried_out(step, fabric(), full=4)
     for size in (4, 4, 3, 1, 4):
-        steps({"x": torch.ones(size)})
+        carried(spec(size, 1.0))
     assert compiled == [4]
-    assert [result.tolist() for result in results] == [[2.0] * size for size in (4, 4, 3, 1, 4)]
+    assert [result.tolist() for result in results] == [[2] * size for size in (4, 4, 3, 1, 4)]
 
 
-def test_inputs_that_are_in_place_are_not_copied() -> None:
-    there = torch.zeros(3)
-    assert on_device({"x": there}, torch.device("cpu"))["x"] is there
+def test_specs_that_are_in_place_are_not_copied() -> None:
+    found = spec(3)
+    assert found.to(CPU).main.labels is found.main.labels
+
+
+class Tape:
+    """Stands in for CUDA graphs: what it records is not done then, but when it is replayed, on the tensors of then."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def warm_up(self, step: Callable[[Any], None], spec: Any) -> None:
+        self.told.append("warm up")
+        step(spec)
+
+    def record(self, step: Callable[[], None]) -> Callable[[], None]:
+        self.told.append("record")
+
+        def replay() -> None:
+            self.told.append("replay")
+            step()
+
+        return replay
+
+
+def test_a_step_is_recorded_once_its_shapes_have_come_before() -> None:
+    tape, seen = Tape(), list[tuple[int, float, int]]()
+    eager = Eager[BatchSpec](lambda s: seen.append((len(s), float(s.weight), s.main.labels.data_ptr())), CPU, full=3)
+    step = Recorded(eager, tape)
+    calls = [(3, 1.0), (3, 2.0), (2, 3.0), (3, 4.0), (2, 5.0), (3, 6.0), (2, 7.0), (3, 8.0)]
+    for size, value in calls:
+        step(spec(size, value))
+    assert [(size, value) for size, value, _ in seen] == calls, "each call is carried out once, in order, on its values"
+    warm, record, replay = "warm up", "record", "replay"
+    assert tape.told == [warm, warm, warm, record, replay, warm, replay, record, replay, replay]
+    replayed = [place for size, value, place in seen if size == 3 and value >= 4]
+    assert len(set(replayed)) == 1, "a record reads the same memory each time"
+
+
+def test_recorded_and_plain_steps_train_alike() -> None:
+    def trained(recorded: bool) -> Tensor:
+        weight = torch.ones(3, requires_grad=True)
+        optimiser = torch.optim.Adam([weight], lr=0.1)
+
+        def step(found: BatchSpec) -> None:
+            optimiser.zero_grad(set_to_none=True)
+            assert found.main.query is not None
+            ((found.main.query * weight).square().mean() * found.weight).backward()
+            optimiser.step()
+
+        eager = Eager(step, CPU, full=4)
+        carried = Recorded(eager, Tape()) if recorded else eager
+        for number in range(7):
+            carried(spec(4 if number % 3 else 2, number + 1.0))
+        return weight.detach()
+
+    assert torch.equal(trained(True), trained(False))
+    assert not torch.equal(trained(True), torch.ones(3))
+
+
+def test_without_a_gpu_nothing_is_recorded() -> None:
+    assert isinstance(carried_out(lambda _: None, fabric(), full=3), Eager)
 
 
 def test_compiled_code_is_kept_in_our_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

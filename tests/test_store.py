@@ -17,13 +17,15 @@ import pytest
 from PIL import Image
 
 from dualprompt.config import RunConfig, compose
+from dualprompt.console import words
 from dualprompt.errors import DualPromptError
 from dualprompt.files import digest
-from dualprompt.progress import Progress
+from dualprompt.progress import Began, Event, Progress, Remarked
+from dualprompt.run.folder import Run
+from dualprompt.run.identity import ADDED, CIRCUMSTANCES, config_digest
 from dualprompt.studies import store
 from dualprompt.studies.store import Obtained, complain, obtain
 from dualprompt.training import group
-from dualprompt.training.run import ADDED, CIRCUMSTANCES, Run, config_digest
 from sandbox import COMMAND, World, call, contents, make_world, start, write_weights
 
 
@@ -33,8 +35,9 @@ class Notes(Progress):
     def __init__(self) -> None:
         self.lines: list[str] = []
 
-    def note(self, text: str) -> None:
-        self.lines.append(text)
+    def receive(self, event: Event) -> None:
+        if not isinstance(event, Began | Remarked) and (text := words(event)):
+            self.lines.append(text)
 
 
 def configs(world: World, *methods: str, **changes: Any) -> list[RunConfig]:

@@ -19,7 +19,7 @@ from dualprompt.errors import DualPromptError
 from dualprompt.methods.base import METHODS, method_config
 from dualprompt.studies import paper
 from dualprompt.studies.sweep import Sweep, beyond
-from dualprompt.training.loop import effective_lr
+from dualprompt.training.optimise import effective_lr
 from sandbox import World, call, make_world
 
 SEARCH = ("--grid", "train.lr=1e-3,2e-2,1e-1", "--train.epochs", 1, "--extend", 0)

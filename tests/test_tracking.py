@@ -9,8 +9,6 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +17,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams import plugin_data_pb2
 
 from dualprompt.config import RunConfig, compose
-from dualprompt.progress import Bar, Progress
+from dualprompt.progress import Advanced, Event, Note, Progress, TaskEvaluated
+from dualprompt.run.identity import config_digest
 from dualprompt.training import group
-from dualprompt.training.run import config_digest
 from sandbox import World, call, interrupted, remains
 
 Series = dict[str, list[tuple[int, float]]]
@@ -228,9 +226,10 @@ class Nuisance(Progress):
     def __init__(self, run: Path) -> None:
         self.run, self.told = run, []
 
-    def note(self, text: str) -> None:
-        self.told.append(text)
-        if text.startswith("after task 1"):
+    def receive(self, event: Event) -> None:
+        if isinstance(event, Note):
+            self.told.append(event.text)
+        elif isinstance(event, TaskEvaluated) and event.task == 1:
             shutil.rmtree(self.run / "tensorboard")
 
 
@@ -246,21 +245,14 @@ def test_a_tracker_that_fails_on_the_way_costs_a_note(world: World, finished: Pa
 class Falling(Progress):
     """Lets a run fall over after so many steps of training."""
 
-    class _Bar(Bar):
-        def __init__(self, progress: Falling) -> None:
-            self.progress = progress
-
-        def advance(self, amount: float = 1) -> None:
-            self.progress.left -= 1
-            if self.progress.left == 0:
-                raise ZeroDivisionError
-
     def __init__(self, steps: int) -> None:
         self.left = steps
 
-    @contextmanager
-    def bar(self, description: str, total: float | None, unit: str = "it", done: float = 0) -> Iterator[Bar]:
-        yield self._Bar(self) if description.startswith("task") else Bar()
+    def receive(self, event: Event) -> None:
+        if isinstance(event, Advanced) and event.work.kind == "training":
+            self.left -= 1
+            if self.left == 0:
+                raise ZeroDivisionError
 
 
 def rows_of(file: Path) -> tuple[dict[int, dict[str, Any]], dict[str, Any], dict[str, Any]]:

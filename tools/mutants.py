@@ -60,7 +60,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "metrics": ("test_metrics",),
     "training/evaluate": ("test_evaluate", "test_dualprompt", "test_predictions", "test_cli.py::test_eval"),
     "training/buffer": ("test_buffer", "test_material", *REHEARSAL),
-    "training/checkpoint": ("test_checkpoint", "test_rates", *lives("dualprompt", "er"), *HOSTILE),
+    "run/checkpoint": ("test_checkpoint", "test_rates", *lives("dualprompt", "er"), *HOSTILE),
     "backbones/base": ("test_deltas", "test_resnet"),
     "backbones/resnet": ("test_resnet",),
     "prompts/attach": ("test_prompts", *PROMPTS),
@@ -99,7 +99,7 @@ EQUIVALENT = (
     ("methods/statistics.py", "torch.empty(0, dim), persistent", "replaced before anything is matched"),
     ("methods/statistics.py", 'if values.device.type == "mps"', "differs on Apple's GPUs only"),
     ("training/buffer.py", "zip(labels.tolist(), chances, strict=True)", "equally long, as they were made"),
-    ("training/checkpoint.py", 'partition("\\n")[0][:200]', "how much is told of what another library says"),
+    ("run/checkpoint.py", 'partition("\\n")[0][:200]', "how much is told of what another library says"),
     ("prompts/bank.py", "[torch.empty(0)] * len(e_prompts)", "stands for keys where there are none"),
     ("prompts/bank.py", "nn.Parameter(torch.zeros(self.g_shape))", "drawn or loaded before it is used"),
 )

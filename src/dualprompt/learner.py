@@ -62,12 +62,13 @@ from dualprompt.learning.pictures import (
 from dualprompt.learning.results import Answer, Calibration, Evaluation, Level, Score, TaskInfo
 from dualprompt.methods.base import METHODS, Method, method_config, numbered
 from dualprompt.methods.frozen_head import FrozenHead
-from dualprompt.progress import SILENT, Progress
-from dualprompt.training.checkpoint import State
+from dualprompt.progress import SILENT, Progress, Work
+from dualprompt.run.checkpoint import State
+from dualprompt.run.folder import Run
+from dualprompt.run.identity import config_digest
 from dualprompt.training.distributed import compute_dtype, launch
 from dualprompt.training.feed import Feed
 from dualprompt.training.loop import extend
-from dualprompt.training.run import Run, config_digest
 from dualprompt.training.setup import Setup, learns_one_class, one_class_remedies
 
 __all__ = ["Answer", "Calibration", "ContinualLearner", "Evaluation", "ImageLike", "Level", "Score", "TaskInfo"]
@@ -406,7 +407,7 @@ class ContinualLearner:
         owners = {name: {task.name for task in model.tasks if name in task.classes} for name in classes}
         by_class, right, matched, rejected = {}, 0, 0, 0
         total = sum(map(len, classes.values()))
-        with progress.bar("evaluate", total, "img") as bar:
+        with progress.bar(Work("evaluating", total, "img")) as bar:
             for name, images in classes.items():
                 correct = 0
                 for start in range(0, len(images), 64):

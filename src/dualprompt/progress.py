@@ -1,10 +1,127 @@
-"""How library code tells whoever watches that long work advances; silent unless someone listens."""
+"""How library code tells whoever watches that long work advances: typed events; silent unless someone listens.
+
+Words are made where they are shown (`dualprompt.console.words`).
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["reading", "decoding", "downloading", "unpacking", "features", "training", "evaluating", "runs"]
+Unit = Literal["img", "images", "files", "B", "runs"]
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """A piece of long work."""
+
+    kind: Kind
+    total: float | None  # units; None: unknown
+    unit: Unit
+    done: float = 0  # units that were finished earlier
+    name: str = ""  # of the task, the file or the archive
+    task: int = 0  # of training: the task's number, from 1
+    tasks: int = 0  # of training: how many there are
+    phase: str | None = None  # of training: which phase, where a task has several
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The mean loss of the epoch that has ended."""
+
+    value: float
+
+
+@dataclass(frozen=True)
+class RunUnderWay:
+    """Which of several runs is carried out, and the seconds that all of them will still take, where that is known."""
+
+    number: int
+    runs: int
+    method: str
+    seed: int
+    left: float | None
+
+
+@dataclass(frozen=True)
+class Pace:
+    """The seconds that a run took on average, and that those to come will take."""
+
+    each: float
+    left: float
+
+
+@dataclass(frozen=True)
+class Began:
+    """A piece of work begins."""
+
+    work: Work
+
+
+@dataclass(frozen=True)
+class Advanced:
+    """So many units of a piece of work are done, those of earlier included."""
+
+    work: Work
+    done: float
+
+
+@dataclass(frozen=True)
+class Remarked:
+    """Something is known that belongs beside a piece of work."""
+
+    work: Work
+    remark: Loss | RunUnderWay | Pace
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A piece of work is over, whether it was finished or not."""
+
+    work: Work
+
+
+@dataclass(frozen=True)
+class TaskEvaluated:
+    """A task is learned, and every task so far evaluated: accuracies and matching accuracies in percent."""
+
+    task: int
+    name: str
+    accuracy: tuple[float, ...]
+    matching: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class RunBegan:
+    """A run of several begins, or goes on, in a folder."""
+
+    run: RunUnderWay
+    folder: str
+
+
+@dataclass(frozen=True)
+class RunEnded:
+    """One of several runs has come to its end, with an average accuracy in percent or an error."""
+
+    number: int
+    runs: int
+    name: str
+    outcome: float | str
+    pace: Pace
+
+
+@dataclass(frozen=True)
+class Note:
+    """One line that stays."""
+
+    text: str
+
+
+Event = Began | Advanced | Remarked | Ended | TaskEvaluated | RunBegan | RunEnded | Note
 
 
 def speaks() -> bool:
@@ -13,32 +130,40 @@ def speaks() -> bool:
     return all(os.environ.get(rank, "0") == "0" for rank in ranks)
 
 
-def duration(seconds: float) -> str:
-    """Return how long something takes, in words that are about right."""
-    minutes = round(seconds / 60)
-    return f"{seconds:.0f} s" if minutes < 2 else f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"
+class Progress:
+    """What a listener provides: `receive`. This one does nothing, so that the library is quiet by default."""
+
+    def receive(self, event: Event) -> None:
+        """Take one event."""
+
+    @contextlib.contextmanager
+    def bar(self, work: Work) -> Iterator[Bar]:
+        """Tell of a piece of work while it lasts."""
+        self.receive(Began(work))
+        try:
+            yield Bar(self, work)
+        finally:
+            self.receive(Ended(work))
+
+    def note(self, text: str) -> None:
+        """Tell one line that stays."""
+        self.receive(Note(text))
 
 
 class Bar:
-    """One piece of long work. This one shows nothing."""
+    """Tells how far one piece of work is."""
+
+    def __init__(self, listener: Progress, work: Work) -> None:
+        self.listener, self.work, self.done = listener, work, work.done
 
     def advance(self, amount: float = 1) -> None:
-        """Say that `amount` more units are done."""
+        """Tell that `amount` more units are done."""
+        self.done += amount
+        self.listener.receive(Advanced(self.work, self.done))
 
-    def say(self, text: str) -> None:
-        """Show a short remark (the current loss, say) beside the bar."""
-
-
-class Progress:
-    """What a listener provides. This one shows nothing, so that the library is quiet by default."""
-
-    @contextlib.contextmanager
-    def bar(self, description: str, total: float | None, unit: str = "it", done: float = 0) -> Iterator[Bar]:
-        """Yield a bar for work of `total` units (None: unknown), of which `done` were finished earlier."""
-        yield Bar()
-
-    def note(self, text: str) -> None:
-        """Show one line that stays."""
+    def remark(self, remark: Loss | RunUnderWay | Pace) -> None:
+        """Tell what belongs beside the work: the current loss, say."""
+        self.listener.receive(Remarked(self.work, remark))
 
 
 SILENT = Progress()

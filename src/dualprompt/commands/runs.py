@@ -14,8 +14,8 @@ from dualprompt.progress import speaks
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from dualprompt.run.folder import Run
     from dualprompt.training.group import Member
-    from dualprompt.training.run import Run
 
 LISTED = 8  # pictures that are named on the terminal
 RUN_EXAMPLES = """\

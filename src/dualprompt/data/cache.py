@@ -36,7 +36,7 @@ from dualprompt.files import (
     sha256,
     write_json,
 )
-from dualprompt.progress import SILENT, Progress
+from dualprompt.progress import SILENT, Progress, Work
 
 FORMAT = 1  # part of the cache's key: raise it when decoding changes
 WORKERS = min(4, os.cpu_count() or 1)  # threads: Pillow and hashlib release the interpreter's lock
@@ -210,7 +210,7 @@ def _contents(paths: Sequence[Path], folder: Path, progress: Progress) -> list[s
     marks = [_mark(path) for path in paths]
     fresh = [i for i, name in enumerate(names) if not marks[i] or known.get(name, [])[:2] != marks[i]]
     if fresh:
-        with progress.bar("reading images", len(fresh), unit="images") as bar:
+        with progress.bar(Work("reading", len(fresh), "images")) as bar:
             for i, content in zip(fresh, _in_threads(lambda i: _content(paths[i]), fresh), strict=True):
                 known[names[i]] = [*marks[i], content]
                 bar.advance()
@@ -289,7 +289,7 @@ def _write(entry: Path, paths: Sequence[Path], contents: Sequence[str], store: S
     try:
         with (
             disk_errors(entry),
-            progress.bar("decoding images", len(paths), unit="images") as bar,
+            progress.bar(Work("decoding", len(paths), "images")) as bar,
         ):
             partial.mkdir(parents=True)
             _sweep(entry.parent)

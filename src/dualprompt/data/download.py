@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 from dualprompt.data.sources import DATASETS, GROUPS, Remote
 from dualprompt.errors import DualPromptError, nearest
 from dualprompt.files import MOST_JSON, disk_errors, parse_json, read_bytes, refuse_links, write_json
-from dualprompt.progress import SILENT, Progress
+from dualprompt.progress import SILENT, Progress, Work
 
 TIMEOUT = 30  # seconds without a byte before a server counts as unreachable
 CHUNK = 1 << 18
@@ -108,7 +108,7 @@ def _transfer(url: str, size: int | None, partial: Path, progress: Progress) -> 
             raise _MirrorError(f"{url} offers {total} bytes where the official file has {size}")
         with (
             partial.open("ab" if done else "wb") as out,
-            progress.bar(f"downloading {partial.stem}", total, unit="B", done=done) as bar,
+            progress.bar(Work("downloading", total, "B", done, partial.stem)) as bar,
         ):
             if not done:
                 write_json(_memory(partial), {"url": url, "validator": _validator(response)})
@@ -226,7 +226,7 @@ def _unpack(archive: Path, folder: Path, progress: Progress) -> None:
         shutil.rmtree(workshop, ignore_errors=True)  # left by a run that was killed
         refuse_links(workshop, itself=True)
         try:
-            with progress.bar(f"unpacking {archive.name}", None, unit="files") as bar:
+            with progress.bar(Work("unpacking", None, "files", name=archive.name)) as bar:
                 for path, _, opened in _files(archive):
                     place = workshop / path
                     place.parent.mkdir(parents=True, exist_ok=True)

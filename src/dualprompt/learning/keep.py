@@ -34,8 +34,8 @@ from dualprompt.files import (
     write_json,
     write_text,
 )
-from dualprompt.training import checkpoint
-from dualprompt.training.checkpoint import State
+from dualprompt.run import checkpoint
+from dualprompt.run.checkpoint import State
 
 log = logging.getLogger("dualprompt")
 FORMAT = 1

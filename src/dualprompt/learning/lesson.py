@@ -11,8 +11,8 @@ import torch
 from dualprompt.data.images import Images
 from dualprompt.data.stream import Subset, Task
 from dualprompt.files import digest
+from dualprompt.run.checkpoint import State
 from dualprompt.seeds import derive
-from dualprompt.training.checkpoint import State
 
 HELD_OUT, MOST_HELD_OUT, FEWEST = 0.2, 10, 5  # of each class: the share, at most so many, from so many images on
 

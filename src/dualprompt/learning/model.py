@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dualprompt.data.augment import normalise
 from dualprompt.methods.base import Batch, Method, numbered
-from dualprompt.training.checkpoint import State
+from dualprompt.run.checkpoint import State
 
 Of = Mapping[str, int | None]
 HEAD = ("head.weight", "head.bias")

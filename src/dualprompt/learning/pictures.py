@@ -16,7 +16,7 @@ from dualprompt.data.folder import EXTENSIONS, class_files, images_in, one_name
 from dualprompt.data.sources import Dataset, FileSource
 from dualprompt.errors import DualPromptError
 from dualprompt.files import read_bytes
-from dualprompt.progress import SILENT, Progress
+from dualprompt.progress import SILENT, Progress, Work
 
 ImageLike: TypeAlias = str | Path | bytes | BinaryIO | Image.Image | np.ndarray
 
@@ -128,7 +128,7 @@ def read_some(
 
     pixels = np.empty((len(images), side, side, 3), np.uint8)
     faults: dict[int, str] = {}
-    with ThreadPoolExecutor(WORKERS) as pool, progress.bar("reading images", len(images), "img") as bar:
+    with ThreadPoolExecutor(WORKERS) as pool, progress.bar(Work("reading", len(images), "img")) as bar:
         for row, found in enumerate(pool.map(read, images)):
             if isinstance(found, DualPromptError):
                 faults[row] = str(found)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from dualprompt.backbones.base import Backbone, BackboneSource, factory_of
 from dualprompt.config import METHODS as REGISTRY
 from dualprompt.config import Strict, parse
+from dualprompt.derived import Deriving
 from dualprompt.errors import DualPromptError, nearest
 from dualprompt.registry import Registry
 
@@ -144,7 +145,7 @@ class Parameters:
         }
 
 
-class Method(nn.Module, ABC):
+class Method(Deriving, ABC):
     """Learns tasks one after another. Owns its parameters; the loop owns everything about training them."""
 
     Config: ClassVar[type[MethodConfig]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -61,7 +61,6 @@ class CodaPrompt(Prompted):
         self.prompt = nn.ParameterList()  # P, each (layers, components, 2, rows, dim)
         self.key = nn.ParameterList()  # K, each (layers, components, dim)
         self.attention = nn.ParameterList()  # A, each (layers, components, dim)
-        self._joined: list[Tensor] | None = None
 
     @property
     def _parts(self) -> dict[str, nn.ParameterList]:
@@ -81,13 +80,7 @@ class CodaPrompt(Prompted):
         if len(part):
             part[-1].requires_grad_(False)
         part.append(nn.Parameter(rows.to(self.backbone.device)))
-        self._joined = None
-
-    def train(self, mode: bool = True) -> Self:
-        """Forget the joined components before training: steps replayed as a CUDA graph run no Python that would."""
-        if mode:
-            self._joined = None
-        return super().train(mode)
+        self.drop_derived()
 
     def _components(self) -> list[Tensor]:
         return [torch.cat(list(part), dim=1) for part in self._parts.values()]
@@ -99,7 +92,6 @@ class CodaPrompt(Prompted):
 
     def loss(self, batch: Batch) -> Tensor:
         """Return the cross-entropy plus λ times how far the components are from orthonormal."""
-        self._joined = None  # what is learned now must not be hidden by an older copy
         tokens, parts = self.tokens(batch), self._components()
         prompts = self._prompts(self.query(batch, tokens), *parts)
         loss = self.classification_loss(self.backbone.rest(tokens, self.shared_layers, prompts), batch.labels)
@@ -111,10 +103,8 @@ class CodaPrompt(Prompted):
     def predict(self, batch: Batch, selection: Selection | None = None) -> Prediction:
         """Mix a prompt for each image, then classify."""
         self.check_selection(selection)
-        if self._joined is None:
-            self._joined = self._components()
         tokens = self.tokens(batch)
-        prompts = self._prompts(self.query(batch, tokens), *self._joined)
+        prompts = self._prompts(self.query(batch, tokens), *self.derived("components", self._components))
         return Prediction(self.head.predict(self.backbone.rest(tokens, self.shared_layers, prompts)))
 
     def additional(self) -> int:

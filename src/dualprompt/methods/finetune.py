@@ -71,7 +71,7 @@ class Snapshot:
         self.backbone = (
             copy.deepcopy(method.backbone).freeze().round_to(method.compute_dtype) if method.trains_backbone else None
         )
-        self.head = copy.deepcopy(method.head).requires_grad_(False)
+        self.head = copy.deepcopy(method.head).requires_grad_(False).eval()
 
     @torch.no_grad()
     def features(self, batch: Batch) -> Tensor:

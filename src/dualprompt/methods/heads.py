@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dualprompt.derived import Deriving
 
-class GrowingHead(nn.Module):
+
+class GrowingHead(Deriving):
     """A linear classifier that gains the classes of each new task, starting at zero."""
 
     def __init__(self, dim: int) -> None:
@@ -19,7 +20,6 @@ class GrowingHead(nn.Module):
         self.weight = nn.ParameterList()  # each (classes of the task, dim)
         self.bias = nn.ParameterList()
         self.classes = 0  # seen so far
-        self._joined: tuple[Tensor, Tensor] | None = None
         self.register_buffer("_device", torch.empty(0), persistent=False)
 
     @property
@@ -45,30 +45,23 @@ class GrowingHead(nn.Module):
         self.weight.append(nn.Parameter(weight.to(device)))
         self.bias.append(nn.Parameter(bias.to(device)))
         self.classes += len(bias)
-        self._joined = None
-
-    def train(self, mode: bool = True) -> Self:
-        """Forget the joined rows before training: steps replayed as a CUDA graph run no Python that would."""
-        if mode:
-            self._joined = None
-        return super().train(mode)
+        self.drop_derived()
 
     def newest(self, features: Tensor) -> Tensor:
         """Return the logits of the newest task's classes, (batch, classes of that task)."""
-        self._joined = None
         return _linear(features, self.weight[-1], self.bias[-1])
 
     def all(self, features: Tensor) -> Tensor:
         """Return the logits of every class seen so far, with gradients, (batch, classes)."""
-        self._joined = None
-        return _linear(features, torch.cat(list(self.weight)), torch.cat(list(self.bias)))
+        return _linear(features, *self._joined())
 
     def predict(self, features: Tensor) -> Tensor:
         """Return the logits of every class seen so far, without gradients; the joined rows are kept."""
         with torch.no_grad():
-            if self._joined is None:
-                self._joined = torch.cat(list(self.weight)), torch.cat(list(self.bias))
-            return _linear(features, *self._joined)
+            return _linear(features, *self.derived("rows", self._joined))
+
+    def _joined(self) -> tuple[Tensor, Tensor]:
+        return torch.cat(list(self.weight)), torch.cat(list(self.bias))
 
 
 def _linear(features: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

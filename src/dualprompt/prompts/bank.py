@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dualprompt.backbones.base import Prompts
+from dualprompt.derived import Deriving
 from dualprompt.errors import DualPromptError
 from dualprompt.prompts.attach import LengthCounts, PrefixAt, Prompting, attach, prompt_shape
 
@@ -55,7 +56,7 @@ def check_layers(name: str, layers: Sequence[int], depth: int) -> None:
         raise DualPromptError(f"{name} names a layer twice: {list(layers)}")
 
 
-class PromptBank(nn.Module):
+class PromptBank(Deriving):
     """G-Prompt, E-Prompts and task keys. It grows by one E-Prompt and one key a task, without bound."""
 
     def __init__(
@@ -81,7 +82,6 @@ class PromptBank(nn.Module):
         self.g_prompt = nn.Parameter(torch.zeros(self.g_shape))
         self.e_prompt = nn.ParameterList()  # each (layers, parts, rows, dim)
         self.task_key = nn.ParameterList()  # each (dim,); none where tasks are matched by other means
-        self._stacked: tuple[Tensor, Tensor] | None = None
 
     @property
     def tasks(self) -> int:
@@ -102,7 +102,7 @@ class PromptBank(nn.Module):
     def set_key(self, key: Tensor) -> None:
         """Replace the newest task's key."""
         self.task_key[-1].data.copy_(key)
-        self._stacked = None
+        self.drop_derived()
 
     def restore(self, e_prompts: Sequence[Tensor], keys: Sequence[Tensor]) -> None:
         """Replace all E-Prompts and keys, for instance by those of a checkpoint."""
@@ -118,27 +118,19 @@ class PromptBank(nn.Module):
             if len(self.task_key):
                 self.task_key[-1].requires_grad_(False)
             self.task_key.append(nn.Parameter(key.to(self.g_prompt.device)))
-        self._stacked = None
-
-    def train(self, mode: bool = True) -> Self:
-        """Forget the stack before training: steps replayed as a CUDA graph run no Python that would."""
-        if mode:
-            self._stacked = None
-        return super().train(mode)
+        self.drop_derived()
 
     def training_prompts(self) -> Prompts:
         """Return what the layers receive while the newest task is learned."""
-        self._stacked = None  # what is learned now must not be hidden by an older stack
         return self._attach(self.e_prompt[-1][None])
 
     def prompts_for(self, selected: Tensor, dtype: torch.dtype = torch.float32) -> Prompts:
         """Return what the layers receive when image i uses the E-Prompt of task `selected[i]`, in that precision."""
-        return self._attach(self._stack(dtype)[0][selected])
+        return self._attach(self._stack(dtype)[selected])
 
     def similarities(self, query: Tensor) -> Tensor:
         """Return γ(q(x), k_t) for every image and every learned task, (batch, tasks)."""
-        dtype = torch.float32 if self._stacked is None else self._stacked[0].dtype
-        return F.normalize(query, dim=-1) @ self._stack(dtype)[1].T
+        return F.normalize(query, dim=-1) @ self.derived("keys", lambda: F.normalize(self.keys(), dim=-1)).T
 
     def shared_prompts(self, e_prompt: Tensor) -> Prompts:
         """Return what the layers receive when all images use one E-Prompt, (layers, parts, rows, dim)."""
@@ -148,16 +140,14 @@ class PromptBank(nn.Module):
         """Return all task keys, (tasks, dim)."""
         return torch.stack([*self.task_key]).detach() if self.has_keys else self.g_prompt.new_empty(0, self.dim)
 
-    def _stack(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return all E-Prompts and all normalised keys.
+    @torch.no_grad()
+    def _stack(self, dtype: torch.dtype) -> Tensor:
+        """Return all E-Prompts, (tasks, layers, parts, rows, dim).
 
-        They are stacked, cast and normalised once a task, so that prediction costs the same for ten tasks as for a
-        thousand.
+        They are stacked and cast once a task, and the keys normalised, so that prediction costs the same for ten tasks
+        as for a thousand.
         """
-        if self._stacked is None or self._stacked[0].dtype != dtype:
-            with torch.no_grad():
-                self._stacked = torch.stack(list(self.e_prompt)).to(dtype), F.normalize(self.keys(), dim=-1)
-        return self._stacked
+        return self.derived(dtype, lambda: torch.stack(list(self.e_prompt)).to(dtype))
 
     def _attach(self, e_prompt: Tensor) -> Prompts:
         """`e_prompt` is (batch or 1, layers, parts, rows, dim)."""

@@ -7,33 +7,31 @@ with the server however that ends.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import re
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, TextIO
 
 from pydantic import Field, TypeAdapter
 
+from dualprompt.console import words
 from dualprompt.errors import DualPromptError
 from dualprompt.files import write_json
-from dualprompt.progress import Bar, Progress
+from dualprompt.progress import Advanced, Began, Ended, Event, Loss, Progress, Remarked, Work
 from dualprompt.serve.places import read_record
 
 LEARNED = "learned.json"
 LESSON = "lesson.json"
 # Where on the way from 0 to 1 each piece of work lies; what is not named is the training itself.
 SPANS = {
-    "reading images": (0.0, 0.1),
-    "decoding images": (0.0, 0.1),
-    "frozen features": (0.1, 0.3),
-    "evaluate": (0.9, 0.98),
+    "reading": (0.0, 0.1),
+    "decoding": (0.0, 0.1),
+    "features": (0.1, 0.3),
+    "evaluating": (0.9, 0.98),
 }
 TRAINING = (0.3, 0.9)
 SECONDS_BETWEEN = 0.2
@@ -68,6 +66,7 @@ class Reporter(Progress):
 
     def __init__(self, channel: TextIO) -> None:
         self.channel, self.furthest, self._last = channel, 0.0, 0.0
+        self.loss: float | None = None  # of the work in hand
 
     def tell(self, **values: Any) -> None:
         """Write one line; what would be too long for it is cut."""
@@ -75,40 +74,31 @@ class Reporter(Progress):
         self.channel.write(json.dumps(cut) + "\n")
         self.channel.flush()
 
-    def note(self, text: str) -> None:
-        """Pass on one line that stays."""
-        self.tell(message=text)
+    def receive(self, event: Event) -> None:
+        """Pass on what stays, what begins, and how far it is."""
+        match event:
+            case Advanced(work, done):
+                self._advance(work, done)
+            case Remarked(_, remark):
+                if isinstance(remark, Loss):
+                    self.loss = round(remark.value, 3)
+            case Ended():
+                self.loss = None
+            case Began():
+                self.loss = None
+                self.tell(message=words(event))
+            case _:
+                self.tell(message=words(event))
 
-    @contextlib.contextmanager
-    def bar(self, description: str, total: float | None, unit: str = "it", done: float = 0) -> Iterator[Bar]:
-        """Pass on how far a piece of work is."""
-        self.tell(message=description)
-        yield _Reported(self, description, total, done)
-
-    def advance(self, description: str, share: float, loss: float | None) -> None:
-        """Pass on that `share` of a piece of work is done, a few times a second at most."""
-        first, last = SPANS.get(description, TRAINING)
-        self.furthest = max(self.furthest, first + min(share, 1.0) * (last - first))
+    def _advance(self, work: Work, done: float) -> None:
+        """Pass on how far a piece of work is, a few times a second at most."""
+        if not work.total:
+            return
+        first, last = SPANS.get(work.kind, TRAINING)
+        self.furthest = max(self.furthest, first + min(done / work.total, 1.0) * (last - first))
         if time.monotonic() - self._last > SECONDS_BETWEEN:
             self._last = time.monotonic()
-            self.tell(progress=round(self.furthest, 4), **({} if loss is None else {"loss": loss}))
-
-
-class _Reported(Bar):
-    def __init__(self, reporter: Reporter, description: str, total: float | None, done: float) -> None:
-        self.reporter, self.description, self.total, self.done = reporter, description, total, done
-        self.loss: float | None = None
-
-    def advance(self, amount: float = 1) -> None:
-        """Count, and pass it on."""
-        self.done += amount
-        if self.total:
-            self.reporter.advance(self.description, self.done / self.total, self.loss)
-
-    def say(self, text: str) -> None:
-        """Find the loss in a remark."""
-        if found := re.search(r"loss (\d+(?:\.\d+)?)", text):
-            self.loss = float(found[1])
+            self.tell(progress=round(self.furthest, 4), **({} if self.loss is None else {"loss": self.loss}))
 
 
 def teach(model: Path, job: Path, reporter: Reporter) -> None:

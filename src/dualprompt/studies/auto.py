@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from dualprompt.errors import DualPromptError
 from dualprompt.files import beside, digest, disk_errors, refuse_links
+from dualprompt.run.code import fingerprint
+from dualprompt.run.identity import config_digest
 from dualprompt.seeds import derive
 from dualprompt.studies import paper
 from dualprompt.studies.pictures import Line, Lines
@@ -20,8 +22,6 @@ from dualprompt.studies.study import HELD_OUT, Lab, Outcome, Row, Setting, Study
 from dualprompt.studies.tables import explained
 from dualprompt.studies.verdict import judge
 from dualprompt.studies.words import about, between, counted, finding, spread, table
-from dualprompt.training.code import fingerprint
-from dualprompt.training.run import config_digest
 
 if TYPE_CHECKING:
     import optuna

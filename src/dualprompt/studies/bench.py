@@ -27,9 +27,10 @@ from dualprompt.methods.dualprompt import DualPrompt, DualPromptConfig
 from dualprompt.progress import SILENT, Progress
 from dualprompt.studies import reference
 from dualprompt.training import group
+from dualprompt.training.batch import ImageSpec
 from dualprompt.training.distributed import compute_dtype, launch
-from dualprompt.training.loop import make_optimiser
-from dualprompt.training.steps import Inputs, Steps, ready_to_compile
+from dualprompt.training.optimise import make_optimiser
+from dualprompt.training.steps import carried_out, ready_to_compile
 
 CLASSES = 10  # a task
 Step = Callable[[], Any]
@@ -213,25 +214,26 @@ class _Sides:
         optimiser = make_optimiser(method, TrainConfig(), device=self.bench.device)
         labels = self.labels + method.head.first_newest
 
-        def step(inputs: Inputs) -> None:
+        def step(spec: ImageSpec) -> None:
             optimiser.zero_grad(set_to_none=True)
-            method.loss(Batch(lambda: inputs["images"], inputs["labels"], query=inputs.get("query"))).backward()
+            method.loss(Batch(lambda: spec.views[0], spec.labels, query=spec.query)).backward()
             optimiser.step()
 
         return self._stepped(step, labels, known)
 
     def predictor(self, method: DualPrompt, known: bool) -> Step:
         """Return one prediction of ours."""
+        method.eval()
 
-        def step(inputs: Inputs) -> None:
-            method.predict(Batch(lambda: inputs["images"], inputs["labels"], query=inputs.get("query")))
+        def step(spec: ImageSpec) -> None:
+            method.predict(Batch(lambda: spec.views[0], spec.labels, query=spec.query))
 
         return self._stepped(step, self.labels, known)
 
-    def _stepped(self, step: Callable[[Inputs], None], labels: Tensor, known: bool) -> Step:
-        inputs = {"images": self.images, "labels": labels} | ({"query": self.query} if known else {})
-        steps = Steps(step, self.bench.fabric, self.batch)
-        return lambda: steps(inputs)
+    def _stepped(self, step: Callable[[ImageSpec], None], labels: Tensor, known: bool) -> Step:
+        spec = ImageSpec(labels, views=(self.images,), query=self.query if known else None)
+        carried = carried_out(step, self.bench.fabric, self.batch)
+        return lambda: carried(spec)
 
     def reference_trainer(self, method: DualPrompt) -> Step:
         """Return one training step of the straight-line twin."""

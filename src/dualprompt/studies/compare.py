@@ -7,11 +7,11 @@ from typing import Any
 
 from dualprompt.config import flat
 from dualprompt.errors import DualPromptError
+from dualprompt.run.folder import Run
 from dualprompt.studies.publish import combined
 from dualprompt.studies.sheet import Column, Sheet
 from dualprompt.studies.tables import ABSENT, METRICS, by_method, label
 from dualprompt.training.group import BASELINE
-from dualprompt.training.run import Run
 
 
 def compare(one: Sequence[Run], other: Sequence[Run]) -> dict[str, Any]:

@@ -16,13 +16,13 @@ from dualprompt.data.gallery import spread
 from dualprompt.data.stream import TaskStream, build_stream
 from dualprompt.errors import DualPromptError
 from dualprompt.progress import SILENT, Progress
+from dualprompt.run import predictions
+from dualprompt.run.folder import Run
+from dualprompt.run.predictions import Predictions
 from dualprompt.studies.page import Answer, Card, Item, Shown, Strip, Text
 from dualprompt.studies.sheet import Column, Sheet
 from dualprompt.studies.tables import Result, label
-from dualprompt.training import predictions
 from dualprompt.training.group import BASELINE
-from dualprompt.training.predictions import Predictions
-from dualprompt.training.run import Run
 from dualprompt.training.setup import view_of
 
 EACH = 6  # pictures of a task: a row of the page

@@ -6,6 +6,7 @@ from typing import Any
 
 from dualprompt.files import write_json
 from dualprompt.metrics import mean_and_deviation
+from dualprompt.run.folder import Run
 from dualprompt.studies import figures, paper
 from dualprompt.studies.sheet import Column, Sheet
 from dualprompt.studies.study import Lab, Outcome, Row, Setting, Study
@@ -14,7 +15,6 @@ from dualprompt.studies.verdict import RULE, Difference, Verdict, judge, paired
 from dualprompt.studies.words import about, finding, judged, whose
 from dualprompt.training import group
 from dualprompt.training.evaluate import evaluate_again
-from dualprompt.training.run import Run
 from dualprompt.training.setup import prepare
 
 TITLES = {"query": "query", "oracle": "perfect match"}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dualprompt.errors import DualPromptError
+from dualprompt.run.folder import Run
 from dualprompt.studies.pictures import Cloud, Points
 from dualprompt.studies.sheet import Column, Sheet
 from dualprompt.studies.study import Lab, Outcome, Setting, Study
@@ -14,7 +15,6 @@ from dualprompt.studies.tables import ABSENT, explained
 from dualprompt.studies.tables import over_seeds as shown
 from dualprompt.studies.verdict import RULE, judge, over_seeds
 from dualprompt.studies.words import about, finding
-from dualprompt.training.run import Run
 
 MOST = 800  # points of a kind that are drawn
 

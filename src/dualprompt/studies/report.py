@@ -7,12 +7,12 @@ from pathlib import Path
 
 from dualprompt.errors import DualPromptError
 from dualprompt.progress import SILENT, Progress
+from dualprompt.run.identity import config_digest
 from dualprompt.studies import page, results
 from dualprompt.studies.publish import finished_runs
 from dualprompt.studies.sections import Labelled, of_runs, of_study
 from dualprompt.studies.tables import label
 from dualprompt.training import group
-from dualprompt.training.run import config_digest
 
 
 def report(paths: Sequence[Path], out: Path | None = None, progress: Progress = SILENT) -> Path:

@@ -12,13 +12,13 @@ from pydantic import AfterValidator, Discriminator, Field, Tag
 from dualprompt.config import Record, read_record
 from dualprompt.errors import DualPromptError
 from dualprompt.files import digest, refuse_links, write_json, write_text
+from dualprompt.run.identity import CIRCUMSTANCES, config_digest
 from dualprompt.studies import publication
 from dualprompt.studies.folders import free
 from dualprompt.studies.pictures import Grid, Lines, Points, as_plain, save_with_data, whole
 from dualprompt.studies.sheet import as_csv, as_markdown, as_rich
 from dualprompt.studies.study import Lab, Outcome, Study
 from dualprompt.studies.tables import text
-from dualprompt.training.run import CIRCUMSTANCES, config_digest
 
 FILE = "study.json"
 

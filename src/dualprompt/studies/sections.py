@@ -9,13 +9,13 @@ from pathlib import Path
 import yaml
 
 from dualprompt.progress import SILENT, Progress
+from dualprompt.run.folder import Run
 from dualprompt.studies import figures, gallery, results
 from dualprompt.studies.page import Code, Drawn, Item, Photo, Section, Shown, Text
 from dualprompt.studies.prompts_tsne import collect, plane
 from dualprompt.studies.publish import task_keys
 from dualprompt.studies.sheet import Column, Sheet
 from dualprompt.studies.tables import ABSENT, Result, by_method, headline_sheet, label
-from dualprompt.training.run import Run
 
 Labelled = list[tuple[Run, Result]]  # runs and their results, whose labels tell settings apart
 

@@ -37,11 +37,12 @@ from dualprompt.files import (
     sweep,
     write_json,
 )
-from dualprompt.progress import SILENT, Bar, Progress, duration
+from dualprompt.progress import SILENT, Bar, Pace, Progress, RunEnded, Work
+from dualprompt.run.code import fingerprint
+from dualprompt.run.folder import Run
+from dualprompt.run.identity import Identity, config_digest
 from dualprompt.training import group
-from dualprompt.training.code import fingerprint
 from dualprompt.training.loop import train
-from dualprompt.training.run import Identity, Run, config_digest
 from dualprompt.training.setup import Setup, prepare, view_of
 
 FAILURE = "failure.json"
@@ -122,7 +123,7 @@ def obtain(
     if missing:
         if others := _Others(missing, root, identities).count:
             progress.note(f"{others} results of other code are in {root}; they stay there, and are not reused")
-        with progress.bar("all runs", len(missing), "runs") as bar:
+        with progress.bar(Work("runs", len(missing), "runs")) as bar:
             tally = _Tally(len(missing), progress, bar)
             if not isinstance(jobs, int):
                 jobs.carry_out(missing, progress, tally.count)
@@ -265,19 +266,18 @@ class _Tally:
         record = asked.run.folder / FAILURE
         if error is None:
             record.unlink(missing_ok=True)
-            outcome = f"A = {asked.run.result()['average_accuracy']:.2f} %"
+            outcome = float(asked.run.result()["average_accuracy"])
         else:
             if error != BUSY:  # then the folder is somebody else's
                 moment = time.strftime("%Y-%m-%dT%H:%M:%S%z")
                 write_json(record, {"error": error, "time": moment, "details": details})
-            outcome = f"failed: {error}"
+            outcome = error
         self.done.append(replace(asked, error=error))
         seconds = (time.monotonic() - self.began) / len(self.done)
-        left = seconds * (self.total - len(self.done))
-        pace = f"{seconds:.0f} s a run" + (f", about {duration(left)} left" if left else "")
+        pace = Pace(seconds, left=seconds * (self.total - len(self.done)))
         self.bar.advance()
-        self.bar.say(pace)
-        self.progress.note(f"[{len(self.done)}/{self.total}] {asked.name}: {outcome} ({pace})")
+        self.bar.remark(pace)
+        self.progress.receive(RunEnded(len(self.done), self.total, asked.name, outcome, pace))
 
 
 def one_by_one(missing: Sequence[Obtained], progress: Progress, count: Count, patience: float = 0) -> None:

@@ -18,11 +18,11 @@ from dualprompt.files import digest
 from dualprompt.methods.base import METHODS, Grid, method_config
 from dualprompt.metrics import variance
 from dualprompt.progress import SILENT, Progress
+from dualprompt.run.identity import config_digest
 from dualprompt.studies import paper
 from dualprompt.studies.sheet import Column, Sheet
 from dualprompt.studies.store import Fresh, Obtained, Workers, obtain
 from dualprompt.studies.tables import ABSENT
-from dualprompt.training.run import config_digest
 
 BUDGET = 4
 BEYOND = 3  # tries beyond its grid that a method has at most, where its best is at the edge

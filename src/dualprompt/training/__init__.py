@@ -1,1 +1,1 @@
-"""The training loop, the evaluator, checkpoints and run directories."""
+"""The training loop, the evaluator, and runs that belong together."""

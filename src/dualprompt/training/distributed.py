@@ -73,7 +73,7 @@ def total(fabric: Fabric, value: Tensor) -> Tensor:
     return summed
 
 
-def share(count: int, rank: int, processes: int) -> slice:
+def local_part(count: int, rank: int, processes: int) -> slice:
     """Return which of `count` things belong to a process: contiguous parts whose sizes differ by at most one."""
     return slice(count * rank // processes, count * (rank + 1) // processes)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,16 +12,18 @@ from torch import Tensor
 
 from dualprompt.data.images import Images
 from dualprompt.data.stream import Subset
+from dualprompt.derived import predicting
 from dualprompt.methods.base import Method, Prediction, Selection
 from dualprompt.metrics import summarise
-from dualprompt.progress import SILENT, Progress
-from dualprompt.training.checkpoint import fitting, of_method, read
+from dualprompt.progress import SILENT, Progress, Work
+from dualprompt.run.checkpoint import fitting, of_method, read
+from dualprompt.run.folder import Run
+from dualprompt.run.predictions import Predictions
+from dualprompt.training.batch import ImageSpec
 from dualprompt.training.distributed import total
 from dualprompt.training.feed import Feed
-from dualprompt.training.predictions import Predictions
-from dualprompt.training.run import Run
 from dualprompt.training.setup import Setup
-from dualprompt.training.steps import Inputs, Steps
+from dualprompt.training.steps import carried_out
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -47,7 +50,7 @@ class Score:
 
 
 class Answers:
-    """Room on the device for the answers to every judged image. Processes fill in their own, and zeros elsewhere."""
+    """Room on the device for the answers to every evaluated image. Processes fill in their own, and zeros elsewhere."""
 
     def __init__(self, subsets: Sequence[Subset], device: torch.device) -> None:
         self.subsets = subsets
@@ -89,31 +92,37 @@ def evaluate(
     progress: Progress = SILENT,
     answers: Answers | None = None,
 ) -> list[Score]:
-    """Judge the method on each seen task's images; `subsets[τ]` are those of task τ.
+    """Classify each seen task's images as the method is at this moment, in the middle of a task or after it.
 
-    Every image counts exactly once, remainder batches included, over however many processes. `answers` takes down
-    what is said of each.
+    Every image counts exactly once, remainder batches included, over however many processes.
+
+    Args:
+        method: what is evaluated; it is left in the mode it was in.
+        feed: what makes batches of the images.
+        subsets: the images of each task, from the first on.
+        selection: how an E-Prompt is picked; None: as the method's config says.
+        progress: who is told how far it is.
+        answers: what takes down the answer to each image.
     """
-    method.eval()
     chosen = selection or getattr(method.config, "selection", None)
-    # Classified right; then how many selected each task, and in the end any task that is not judged.
+    # Classified right; then how many selected each task, and in the end any task that is not evaluated.
     counts = torch.zeros(2 + len(subsets), dtype=torch.int64, device=feed.fabric.device)
     scores = []
-    steps: dict[Images, Steps] = {}
+    steps: dict[Images, Callable[[ImageSpec], None]] = {}
     first = 0  # row of the task's first image among all
-    with progress.bar("evaluate", sum(map(len, subsets)), "img") as bar:
+    with predicting(method), progress.bar(Work("evaluating", sum(map(len, subsets)), "img")) as bar:
         for task, subset in enumerate(subsets):
             images = subset.images
             if images not in steps:
-                judge = _judge(method, feed, images, chosen, counts, answers)
+                step = partial(classify, method, feed, images, chosen, counts, answers)
                 # A vote reads back which task won.
-                capturable = method.capturable and chosen != "batch_vote"
-                steps[images] = Steps(judge, feed.fabric, feed.config.evaluate.batch_size, capturable)
+                record = method.capturable and chosen != "batch_vote"
+                steps[images] = carried_out(step, feed.fabric, feed.config.evaluate.batch_size, record)
             counts.zero_()
-            for inputs in feed.judging(subset, method.uses_frozen):
-                labels = inputs["labels"]
-                steps[images](inputs | {"task": torch.full_like(labels, task), "row": first + inputs["row"]})
-                bar.advance(len(labels) * feed.fabric.world_size)
+            for spec in feed.evaluation(subset, method.uses_frozen):
+                assert spec.rows is not None
+                steps[images](replace(spec, task=torch.full_like(spec.labels, task), rows=first + spec.rows))
+                bar.advance(len(spec) * feed.fabric.world_size)
             correct, *selected, _ = total(feed.fabric, counts).tolist()
             picks = (selected[task], selected) if matches(method) else (None, None)
             scores.append(Score(len(subset), correct, *picks))
@@ -121,33 +130,39 @@ def evaluate(
     return scores
 
 
-def _judge(
+def classify(
     method: Method,
     feed: Feed,
     images: Images,
     selection: Selection | None,
     counts: Tensor,
     answers: Answers | None,
-) -> Callable[[Inputs], None]:
-    """Return the step that classifies a batch and counts; the true task reaches nobody but the oracle."""
+    spec: ImageSpec,
+) -> None:
+    """Classify a batch and count; the true task reaches nobody but the oracle. It only queues work on the device.
 
-    def judge(inputs: Inputs) -> None:
-        batch = feed.batch(images, inputs)
-        if selection != "oracle":
-            batch.task = None
-        prediction = method.predict(batch, selection)
-        counts[0] += (prediction.logits.argmax(dim=1) == inputs["labels"]).sum()
-        if prediction.selected is not None:
-            place = 1 + prediction.selected.clamp(max=len(counts) - 2)
-            counts.index_add_(0, place, torch.ones_like(place))
-        if answers is not None:
-            answers.note(inputs["row"], prediction)
-
-    return judge
+    Args:
+        method: what classifies.
+        feed: what makes the batch.
+        images: those that the spec speaks of.
+        selection: how an E-Prompt is picked.
+        counts: what is added to: classified right, then selected of each task and beyond them.
+        answers: what takes down the answer to each image.
+        spec: the images of this step, with their true tasks and rows.
+    """
+    batch = feed.batch(images, spec if selection == "oracle" else replace(spec, task=None))
+    prediction = method.predict(batch, selection)
+    counts[0] += (prediction.logits.argmax(dim=1) == spec.labels).sum()
+    if prediction.selected is not None:
+        place = 1 + prediction.selected.clamp(max=len(counts) - 2)
+        counts.index_add_(0, place, torch.ones_like(place))
+    if answers is not None:
+        assert spec.rows is not None
+        answers.note(spec.rows, prediction)
 
 
 def evaluate_again(setup: Setup, run: Run, selection: Selection | None, progress: Progress = SILENT) -> dict[str, Any]:
-    """Judge a finished run anew, after each of its tasks, with another way to select; return its result so changed."""
+    """Evaluate a finished run anew, after each of its tasks, with another selection; return its result so changed."""
     method, result = setup.method, run.result()
     method.check_selection(selection)
     state: dict[str, Tensor] = {}
@@ -156,7 +171,7 @@ def evaluate_again(setup: Setup, run: Run, selection: Selection | None, progress
         state |= of_method(read(run.checkpoints.task_path(task))[0])
         with fitting(run.checkpoints.folder):
             method.load_state(state)
-        scores = evaluate(method, setup.feed, setup.judged(task + 1), selection, progress)
+        scores = evaluate(method, setup.feed, setup.evaluated(task + 1), selection, progress)
         accuracy.append([score.accuracy for score in scores])
         matching.append([score.matching for score in scores])
     last = matching[-1] if matches(method) else None

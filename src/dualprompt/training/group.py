@@ -18,12 +18,12 @@ from dualprompt.data.stream import with_absolute_paths
 from dualprompt.errors import DualPromptError, InterruptedRunError, LostProcessError
 from dualprompt.files import LOCK, disk_errors, held, is_partial, refuse_links, sweep, write_json
 from dualprompt.methods.base import METHODS, method_config
-from dualprompt.progress import SILENT, Progress, speaks
+from dualprompt.progress import SILENT, Progress, RunBegan, Work, speaks
+from dualprompt.run.folder import Run, config_in
+from dualprompt.run.tracking import require
 from dualprompt.training.distributed import lost_process
 from dualprompt.training.loop import train
-from dualprompt.training.run import Run, config_in
 from dualprompt.training.setup import Setup, prepare, refuse_single_classes
-from dualprompt.training.tracking import require
 from dualprompt.training.watch import Watch
 
 BASELINE = "frozen-head"
@@ -242,7 +242,7 @@ def is_run(folder: Path) -> bool:
 def _run(members: list[Member], folder: Path, progress: Progress, first: Setup | None) -> list[Run]:
     setup, runs = first, [member.run(folder) for member in members]
     finished = [run.finished for run in runs]
-    with progress.bar("all runs", len(members), "runs", done=sum(finished)) as bar:
+    with progress.bar(Work("runs", len(members), "runs", done=sum(finished))) as bar:
         waiting = [(m.name, m.config.seed) for m, done in zip(members, finished, strict=True) if not done]
         watch = Watch(waiting, len(members), bar)
         for number, (member, run) in enumerate(zip(members, runs, strict=True)):
@@ -255,8 +255,8 @@ def _run(members: list[Member], folder: Path, progress: Progress, first: Setup |
             shown = progress if setup.fabric.is_global_zero else SILENT
             with nullcontext() if run.folder == folder else _alone(run.folder):
                 _begin(run, member.config, setup)
-                place = f"[{number + 1}/{len(members)}] {member.name}, seed {member.config.seed} → {run.folder}"
-                shown.note(place + watch.begin(len(setup.stream.tasks)))
+                begun = replace(watch.begin(len(setup.stream.tasks)), number=number + 1)
+                shown.receive(RunBegan(begun, str(run.folder)))
                 with run.as_begun(shown), _continued_by(f"dualprompt resume {shlex.quote(str(folder))}"):
                     train(setup, run, shown, watch.learned)
     return runs

@@ -18,9 +18,9 @@ from dualprompt.data.views import View
 from dualprompt.errors import DualPromptError
 from dualprompt.methods.base import METHODS, Method, MethodConfig, method_config
 from dualprompt.progress import SILENT, Progress
+from dualprompt.run.identity import Identity
 from dualprompt.training.distributed import compute_dtype, launch
 from dualprompt.training.feed import Feed
-from dualprompt.training.run import Identity
 from dualprompt.training.steps import ready_to_compile
 
 if TYPE_CHECKING:
@@ -50,8 +50,8 @@ class Setup:
         """The backbone's precision, in words."""
         return str(self.dtype).removeprefix("torch.")
 
-    def judged(self, tasks: int) -> list[Subset]:
-        """Return the images on which each of the first `tasks` tasks is judged."""
+    def evaluated(self, tasks: int) -> list[Subset]:
+        """Return the images on which each of the first `tasks` tasks is evaluated."""
         return [task.judged(self.config.benchmark.evaluate_on) for task in self.stream.tasks[:tasks]]
 
 

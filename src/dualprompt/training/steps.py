@@ -1,4 +1,9 @@
-"""How a step is carried out: as it is written, or on a GPU recorded once and replayed as one CUDA graph."""
+"""How a step is carried out: as it is written, or on a GPU recorded once and replayed as one CUDA graph.
+
+A step is a function of one spec. It works by side effects on tensors that stay where they are, and only queues work on
+the device. Recording wraps it from outside, changes nothing that it computes, and can be switched off: by the caller,
+or for all by `DUALPROMPT_RECORD=0` in the environment.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +11,22 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import torch
-from torch import Tensor
 from torch.compiler import config as compiler_config
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dualprompt.files import cache_root
+from dualprompt.training.batch import Spec
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-Inputs = dict[str, Tensor]
+S = TypeVar("S", bound=Spec)
+RECORD = "DUALPROMPT_RECORD"
 RECOMPILE_LIMIT = 64  # compiled forms of one function
 WARM_UP = 2  # calls with the same shapes before one is recorded: lazily made workspaces must exist by then
 # cuDNN's attention is a quarter faster than the others for sequences as short as these.
@@ -31,14 +38,103 @@ ATTENTION = [
 ]
 
 
-def on_device(inputs: Inputs, device: torch.device) -> Inputs:
-    """Return tensors on the device; what comes from the CPU travels while the GPU works on."""
-    if device.type != "cuda":
-        return {name: value.to(device) for name, value in inputs.items()}
-    return {
-        name: value if value.device == device else value.pin_memory().to(device, non_blocking=True)
-        for name, value in inputs.items()
-    }
+def carried_out(step: Callable[[S], None], fabric: Fabric, full: int, record: bool = True) -> Callable[[S], None]:
+    """Return a step that takes specs from the CPU, and is recorded on one CUDA device.
+
+    `full` is the usual number of images; only calls of that size are compiled. `record` is False for a step that reads
+    a value back.
+    """
+    eager = Eager(step, fabric.device, full)
+    records = record and fabric.device.type == "cuda" and fabric.world_size == 1 and os.environ.get(RECORD) != "0"
+    return Recorded(eager, CudaGraphs()) if records else eager
+
+
+class Eager(Generic[S]):
+    """A step as it is written."""
+
+    def __init__(self, step: Callable[[S], None], device: torch.device, full: int) -> None:
+        self.step, self.device, self.full = step, device, full
+
+    def __call__(self, spec: S) -> None:
+        """Carry out one step."""
+        placed = spec.to(self.device)
+        with self.circumstances(placed):
+            self.step(placed)
+
+    @contextmanager
+    def circumstances(self, spec: S) -> Iterator[None]:
+        """Choose the kernels of attention, and compile nothing for a batch that is not of the usual size."""
+        with ExitStack() as stack:
+            if self.device.type == "cuda":
+                stack.enter_context(sdpa_kernel(ATTENTION, set_priority=True))
+            if len(spec) != self.full:
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
+            yield
+
+
+class Graphs(Protocol):
+    """What can record work on a device."""
+
+    def warm_up(self, step: Callable[[S], None], spec: S) -> None:
+        """Carry out a step in the surroundings in which one is recorded."""
+        ...
+
+    def record(self, step: Callable[[], None]) -> Callable[[], None]:
+        """Take down the work that a step queues, without doing it; return what does it."""
+        ...
+
+
+class Recorded(Generic[S]):
+    """A step whose calls are replayed from a record once their shapes have come before.
+
+    A small model spends most of its time on launching kernels one by one. A record reads fixed tensors, into which each
+    call's are copied.
+    """
+
+    def __init__(self, eager: Eager[S], graphs: Graphs) -> None:
+        self.eager, self.graphs = eager, graphs
+        self._calls: dict[tuple[object, ...], int] = {}
+        self._records: dict[tuple[object, ...], tuple[S, Callable[[], None]]] = {}
+
+    def __call__(self, spec: S) -> None:
+        """Carry out one step."""
+        placed = spec.to(self.eager.device)
+        key = placed.key
+        if key not in self._records:
+            self._calls[key] = self._calls.get(key, 0) + 1
+            with self.eager.circumstances(placed):
+                if self._calls[key] <= WARM_UP:
+                    self.graphs.warm_up(self.eager.step, placed)
+                    return
+                fixed = placed.clone()
+                self._records[key] = fixed, self.graphs.record(partial(self.eager.step, fixed))
+        fixed, replay = self._records[key]
+        fixed.copy_(placed)
+        replay()
+
+
+class CudaGraphs:
+    """CUDA graphs, recorded on a stream of their own."""
+
+    def __init__(self) -> None:
+        self.stream = torch.cuda.Stream()
+
+    def warm_up(self, step: Callable[[S], None], spec: S) -> None:
+        """See Graphs."""
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            step(spec)
+        torch.cuda.current_stream().wait_stream(self.stream)
+        for _, value in spec.named():  # the allocator must not reuse them while the other stream reads
+            value.record_stream(self.stream)
+
+    def record(self, step: Callable[[], None]) -> Callable[[], None]:
+        """See Graphs."""
+        graph = torch.cuda.CUDAGraph()
+        # Thread-local: another thread may pin memory meanwhile, for the batches to come.
+        with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
+            step()
+        return graph.replay
 
 
 def ready_to_compile() -> str:
@@ -54,64 +150,3 @@ def ready_to_compile() -> str:
     if not chosen or Path(chosen).parent == Path(tempfile.gettempdir()):  # PyTorch's own default may not outlive a boot
         os.environ[name] = str(cache_root() / "compiled")
     return os.environ[name]
-
-
-class Steps:
-    """Calls a function of device tensors that works by side effects and only queues work.
-
-    On one CUDA device, calls with shapes that came before are replayed as CUDA graphs: a small model spends most of
-    its time on launching kernels one by one. `full` is the usual batch; only calls of that size are compiled.
-    """
-
-    def __init__(self, function: Callable[[Inputs], None], fabric: Fabric, full: int, capturable: bool = True) -> None:
-        self.function, self.device, self.full = function, fabric.device, full
-        captures = capturable and self.device.type == "cuda" and fabric.world_size == 1
-        self.stream = torch.cuda.Stream() if captures else None
-        self._calls: dict[tuple[object, ...], int] = {}
-        self._recorded: dict[tuple[object, ...], tuple[torch.cuda.CUDAGraph, Inputs]] = {}
-
-    def __call__(self, inputs: Inputs) -> None:
-        """Carry out one step."""
-        placed = on_device(inputs, self.device)
-        if self.stream is None:
-            with self._circumstances(placed):
-                self.function(placed)
-            return
-        key = tuple((name, value.shape, value.dtype) for name, value in placed.items())
-        if key not in self._recorded:
-            self._calls[key] = self._calls.get(key, 0) + 1
-            if self._calls[key] <= WARM_UP:
-                self._warm_up(placed)
-                return
-            self._recorded[key] = self._record(placed)
-        graph, fixed = self._recorded[key]
-        for name, value in placed.items():
-            fixed[name].copy_(value, non_blocking=True)
-        graph.replay()
-
-    def _warm_up(self, placed: Inputs) -> None:
-        assert self.stream is not None
-        self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream), self._circumstances(placed):
-            self.function(placed)
-        torch.cuda.current_stream().wait_stream(self.stream)
-        for value in placed.values():  # the allocator must not reuse them while the other stream reads
-            value.record_stream(self.stream)
-
-    def _record(self, placed: Inputs) -> tuple[torch.cuda.CUDAGraph, Inputs]:
-        fixed = {name: value.clone() for name, value in placed.items()}
-        graph = torch.cuda.CUDAGraph()
-        # Thread-local: another thread may pin memory meanwhile, for the batches to come.
-        recording = torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local")
-        with self._circumstances(fixed), recording:
-            self.function(fixed)
-        return graph, fixed
-
-    @contextmanager
-    def _circumstances(self, inputs: Inputs) -> Iterator[None]:
-        with ExitStack() as stack:
-            if self.device.type == "cuda":
-                stack.enter_context(sdpa_kernel(ATTENTION, set_priority=True))
-            if len(next(iter(inputs.values()))) != self.full:
-                stack.enter_context(torch.compiler.set_stance("force_eager"))
-            yield

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from dualprompt.progress import Bar, duration
+from dualprompt.progress import Bar, RunUnderWay
 
 
 class Watch:
@@ -20,16 +20,14 @@ class Watch:
         self.since = time.monotonic()
         self.seconds: dict[str, list[float]] = {}  # of each task that was learned, by method
 
-    def begin(self, tasks: int) -> str:
-        """Go on to the next run, of so many tasks; return the time left as a remark, where it can be told."""
+    def begin(self, tasks: int) -> RunUnderWay:
+        """Go on to the next run, of so many tasks; return which it is."""
         self.name, self.seed = self.waiting.pop(0)
         self.tasks, self.done, self.since = tasks, 0, time.monotonic()
-        self._show()
-        left = self.left()
-        return "" if left is None else f" (about {duration(left)} left)"
+        return self._show()
 
     def learned(self, done: int) -> None:
-        """Note that the run under way has learned and judged one more task, and so many in all."""
+        """Note that the run under way has learned and evaluated one more task, and so many in all."""
         now = time.monotonic()
         self.seconds.setdefault(self.name, []).append(now - self.since)
         self.bar.advance((done - self.done) / self.tasks)
@@ -48,7 +46,8 @@ class Watch:
 
         return (self.tasks - self.done) * each(self.name) + sum(self.tasks * each(name) for name, _ in self.waiting)
 
-    def _show(self) -> None:
-        left = self.left()
-        place = f"run {self.total - len(self.waiting)} of {self.total}: {self.name}, seed {self.seed}"
-        self.bar.say(place if left is None else f"{place}; about {duration(left)} left")
+    def _show(self) -> RunUnderWay:
+        number = self.total - len(self.waiting)
+        under_way = RunUnderWay(number, self.total, self.name, self.seed, self.left())
+        self.bar.remark(under_way)
+        return under_way

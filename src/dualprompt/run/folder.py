@@ -2,222 +2,33 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
-import platform
 import shlex
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import torch
-from pydantic import Field, model_validator
 
-from dualprompt import __version__, metrics
+from dualprompt import __version__
 from dualprompt.backbones.known import EMBEDDED, REPLACED
 from dualprompt.backbones.weights import CheckpointInfo
-from dualprompt.config import (
-    Count,
-    EvaluateConfig,
-    Percent,
-    Record,
-    RunConfig,
-    parse,
-    read_record,
-    recorded,
-)
+from dualprompt.config import RunConfig, parse, read_record, recorded
 from dualprompt.data.stream import TaskStream
 from dualprompt.errors import DualPromptError, one_line
-from dualprompt.files import MOST_JSON, digest, disk_errors, read_bytes, reason, write_json
+from dualprompt.files import MOST_JSON, disk_errors, read_bytes, reason, write_json
 from dualprompt.metrics import summarise
 from dualprompt.progress import Progress
-from dualprompt.training.checkpoint import Checkpoints, State
-from dualprompt.training.code import fingerprint
-
-# Carrying a run out elsewhere, saving it more often or showing it to a tracker does not change what it is.
-CIRCUMSTANCES = {"device", "devices", "nodes", "checkpoint", "compile", "track"}
-# Options that came later: at these values a run is what it was before they existed, and keeps its identity.
-ADDED: dict[str, dict[str, Any]] = {
-    "benchmark": {"test_per_class": None},
-    "train": {"optimiser": "adam", "schedule": "constant", "weight_decay": 0.0},
-    "method": {
-        "head_lr": None,
-        "head": "linear",
-        "matching": "key",
-        "ridge_strength": None,
-        "align_steps": 300,
-        "align_lr": 0.01,
-        "keys_per_task": 5,
-        "pool": "shared",
-        "warmup_epochs": 0,
-        "epochs_factor": 1,
-    },
-}
-VERSIONS = ("torch", "numpy", "pillow", "safetensors", "lightning-fabric", "scikit-learn", "matplotlib")
-
-
-@dataclass(frozen=True)
-class Identity:
-    """What decides a run's result, as hashes."""
-
-    config: str
-    data: str
-    weights: str
-    code: str | None = None  # runs from before it was noted: nobody knows which
-
-    @classmethod
-    def of(cls, config: RunConfig, stream: TaskStream, weights: CheckpointInfo) -> Identity:
-        """Return the identity of a run of `config` on this stream with these weights, by the code at hand."""
-        return cls(config_digest(config), stream.fingerprint, weights.sha256, fingerprint(config.method["name"]))
-
-
-class _TaskRecord(Record):
-    name: str
-    classes: list[str]
-    train: Count
-    test: Count
-
-
-class _IdentityRecord(Record):
-    config: str
-    data: str
-    weights: str
-    code: str | None = None  # once it was not noted
-
-
-class _BackboneRecord(Record):
-    name: str
-    sha256: str
-
-
-class _GitRecord(Record):
-    commit: str
-    changed_files: Count
-
-
-class _ContinuationRecord(Record):
-    code: str
-    dualprompt: str
-    time: str
-    git: _GitRecord | None
-
-
-class ManifestRecord(Record):
-    """What `manifest.json` holds."""
-
-    dualprompt: str
-    started: str
-    command: str
-    seed: Count
-    config: dict[str, Any]
-    identity: _IdentityRecord
-    backbone: _BackboneRecord
-    precision: Literal["float32", "bfloat16"]
-    threads: Annotated[int, Field(ge=1, lt=2**16)] | None = None  # once they were not noted
-    tasks: list[_TaskRecord]
-    versions: dict[str, str | None]
-    git: _GitRecord | None
-    continued_by_other_code: tuple[_ContinuationRecord, ...] = ()
-
-
-class _Size(Record):
-    count: Count
-    mb: float
-
-
-class _ParametersRecord(Record):
-    trained: Count
-    mb: float
-    percent_of_backbone: float
-    backbone: Annotated[Count, Field(ge=1)]
-    additional: _Size
-    kept: _Size
-
-
-class _BufferRecord(Record):
-    images: Count
-    bytes: Count
-
-
-class ResultRecord(Record):
-    """What `result.json` holds, and the files of `dualprompt eval`."""
-
-    method: str
-    benchmark: str
-    backbone: str
-    recipe: str
-    seed: Count
-    tasks: list[str]
-    average_accuracy: Percent
-    forgetting: float
-    matching_accuracy: Percent | None
-    image_weighted_accuracy: Percent | None = None
-    mean_over_steps: Percent | None = None
-    anytime_average_accuracy: Percent | None = None  # what the mean over steps was once called
-    judged_images: list[Count] | None = None
-    backward_transfer: float
-    learning_accuracy: Percent
-    accuracy_matrix: list[list[Percent]]
-    matching_matrix: list[list[Percent]] | None
-    matching_confusion: list[list[Count]] | None
-    selection: str | None
-    parameters: _ParametersRecord
-    queries: str
-    buffer: _BufferRecord | None
-    skipped_images: Count
-    code_changed: bool = False  # whether it was begun by one code and continued by another
-
-    @model_validator(mode="after")
-    def _consistent(self) -> ResultRecord:
-        for matrix in (self.accuracy_matrix, self.matching_matrix):
-            if matrix is not None:
-                metrics.check(matrix)
-                if len(matrix) != len(self.tasks):
-                    raise ValueError(f"{len(self.tasks)} tasks have {len(self.tasks)} rows, found {len(matrix)}")
-        if self.judged_images is not None and (
-            len(self.judged_images) != len(self.tasks) or min(self.judged_images, default=1) < 1
-        ):
-            raise ValueError("'judged_images' must have a positive number for each task")
-        square = self.matching_confusion or []
-        if square and {len(self.tasks)} != {len(square), *map(len, square)}:
-            raise ValueError("'matching_confusion' must have a row and a column for each task")
-        return self
-
-
-class _Seconds(Record):
-    train: float
-    evaluate: float
-    train_images_per_second: float | None
-
-
-class _EpochLine(Record):
-    event: Literal["epoch"]
-    task: Count
-    epoch: Count
-    loss: float
-    phase: str | None = None
-
-
-class _TaskLine(Record):
-    event: Literal["task"]
-    task: Count
-    name: str
-    accuracy: list[Percent]
-    matching: list[Percent] | None
-    images: list[Count]
-    seconds: _Seconds
-
-
-class _Line(Record):
-    """A line of the log."""
-
-    line: Annotated[_EpochLine | _TaskLine, Field(discriminator="event")]
+from dualprompt.run.checkpoint import Checkpoints, State
+from dualprompt.run.code import fingerprint
+from dualprompt.run.identity import Identity, config_digest, digest_of_all
+from dualprompt.run.provenance import git_state, versions
+from dualprompt.run.records import LogLine, ManifestRecord, ResultRecord
 
 
 def config_in(path: Path, values: dict[str, Any]) -> RunConfig:
@@ -226,21 +37,6 @@ def config_in(path: Path, values: dict[str, Any]) -> RunConfig:
         return parse(RunConfig, values)
     except DualPromptError as error:
         raise DualPromptError(f"{path} is damaged or of another version ({error}); restore it") from None
-
-
-def config_digest(config: RunConfig) -> str:
-    """Return the hash of everything in a config that decides the result."""
-    if config.method.get("selection") != "batch_vote":  # then it decides nothing how many are judged at a time
-        evaluate = config.evaluate.model_copy(update={"batch_size": EvaluateConfig().batch_size})
-        config = config.model_copy(update={"evaluate": evaluate})
-    return _digest(config)
-
-
-def _digest(config: RunConfig) -> str:
-    values = config.model_dump(mode="json", exclude=CIRCUMSTANCES)
-    for section, fields in ADDED.items():
-        values[section] = {k: v for k, v in values[section].items() if k not in fields or v != fields[k]}
-    return digest(values)
 
 
 class Run:
@@ -253,7 +49,7 @@ class Run:
         self.folder = folder
         self.checkpoints = Checkpoints(folder / "checkpoints", first, begin)
         self.line: str | None = None  # what tables call it, where that is more than its method
-        self.listener: Callable[[dict[str, Any]], None] | None = None  # hears what is logged, and the result
+        self.listener: Callable[[dict[str, Any]], None] | None = None  # receives what is logged, and the result
 
     @property
     def manifest_path(self) -> Path:
@@ -298,11 +94,7 @@ class Run:
                 for t in stream.tasks
             ],
             "skipped_images": [one_line(str(path)) for path in stream.bad],
-            "versions": {name: _version(name) for name in VERSIONS}
-            | {
-                "python": platform.python_version(),
-                "platform": platform.platform(),
-            },
+            "versions": versions(),
             "git": git_state(),
         }
         write_json(run.manifest_path, manifest)
@@ -325,7 +117,7 @@ class Run:
         manifest = self.manifest()
         config = config_in(self.manifest_path, manifest["config"])
         # Runs once began under a hash that held the evaluation's batch size.
-        if manifest["identity"]["config"] not in (config_digest(config), _digest(config)):
+        if manifest["identity"]["config"] not in (config_digest(config), digest_of_all(config)):
             raise DualPromptError(
                 f"the config in {self.manifest_path} was changed after the run began; "
                 "undo the change or start a new run"
@@ -447,13 +239,13 @@ class Run:
         """
         value = read_record(path, ResultRecord).model_dump(exclude_unset=True)
         S, matching = value["accuracy_matrix"], value.get("matching_matrix")
-        images = value.get("judged_images") or self._judged_images()
+        images = value.get("judged_images") or self._evaluated_images()
         value = {"judged_images": images} | summarise(S, matching[-1] if matching else None, images) | value
         if self.manifest()["config"]["method"].get("e_layers") == []:  # no E-Prompt to match; older files count keys
             value |= dict.fromkeys(("matching_accuracy", "matching_matrix", "matching_confusion"))
         return {key: value[key] for key in value if key != "anytime_average_accuracy"}  # now mean_over_steps
 
-    def _judged_images(self) -> list[int] | None:
+    def _evaluated_images(self) -> list[int] | None:
         tasks = [line for line in self.lines() if line["event"] == "task"]
         return tasks[-1]["images"] if tasks else None
 
@@ -479,11 +271,11 @@ class Run:
         remedy = "restore it or remove it"
         where = [f"line {number} of {self.metrics_path}" for number in range(1, len(lines) + 1)]
         wrapped = [b'{"line": %b}' % line for line in lines]
-        found = [recorded(_Line, line, place, remedy).line for line, place in zip(wrapped, where, strict=True)]
+        found = [recorded(LogLine, line, place, remedy).line for line, place in zip(wrapped, where, strict=True)]
         return [line.model_dump(exclude_unset=True) for line in found]
 
     def finish(self, result: dict[str, Any]) -> None:
-        """Write the final numbers; the listener hears them first, since a finished run says nothing more."""
+        """Write the final numbers; the listener receives them first, since a finished run says nothing more."""
         result |= {"code_changed": True} if self.code_changed else {}
         if self.listener is not None:
             self.listener({"event": "result"} | result)
@@ -503,32 +295,3 @@ class Run:
         if found > length:
             with disk_errors(self.metrics_path):
                 os.truncate(self.metrics_path, length)
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:  # put on the path by hand, say on a cluster
-        return None
-
-
-def git_state() -> dict[str, Any] | None:
-    """Return the commit of the source tree that the package runs from, if it is one."""
-
-    def git(*arguments: str) -> str:
-        done = subprocess.run(
-            # Without optional locks: a run must not stand in the way of whoever commits meanwhile.
-            ["git", "--no-optional-locks", "-C", str(Path(__file__).parent), *arguments],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        return done.stdout.strip()
-
-    try:
-        return {
-            "commit": git("rev-parse", "HEAD"),
-            "changed_files": len(git("status", "--porcelain").splitlines()),
-        }
-    except (OSError, subprocess.CalledProcessError):
-        return None

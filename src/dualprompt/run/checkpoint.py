@@ -43,7 +43,7 @@ class Position:
 
     def fits(self, first: int) -> bool:
         """Return whether what was measured is that of the tasks before this one, from the `first` on."""
-        rows = range(first + 1, self.task + 1)  # which judge so many tasks each, or none
+        rows = range(first + 1, self.task + 1)  # which evaluate so many tasks each, or none
         lengths = [(len(a), len(m)) for a, m in zip(self.accuracy, self.matching, strict=False)]
         return (
             len(self.accuracy) == len(self.matching) == len(rows)

@@ -23,17 +23,21 @@ from dualprompt.methods.base import METHODS
 PACKAGE = Path(__file__).parent.parent
 LOOP = "dualprompt.training.loop"
 ROOMS = tuple(
-    f"dualprompt.{room}" for room in ("training", "methods", "prompts", "backbones", "data", "metrics", "seeds")
+    f"dualprompt.{room}"
+    for room in ("training", "run", "methods", "prompts", "backbones", "data", "derived", "metrics", "seeds")
 )
 # They show, record, find or fetch, and change no number. What they find is in the identity: images and weights by
 # their content (so readers in data/datasets, which nothing imports by name, need no mention), options by their values.
 APART = frozenset(
     {
-        "dualprompt.training.code",
+        "dualprompt.run.code",
+        "dualprompt.run.folder",
+        "dualprompt.run.identity",
+        "dualprompt.run.predictions",
+        "dualprompt.run.provenance",
+        "dualprompt.run.records",
+        "dualprompt.run.tracking",
         "dualprompt.training.group",
-        "dualprompt.training.predictions",
-        "dualprompt.training.run",
-        "dualprompt.training.tracking",
         "dualprompt.training.watch",
         "dualprompt.backbones.known",
         "dualprompt.data.download",

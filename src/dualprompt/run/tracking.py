@@ -21,7 +21,7 @@ from dualprompt.errors import DualPromptError
 from dualprompt.files import digest, write_text
 from dualprompt.metrics import summarise
 from dualprompt.progress import Progress
-from dualprompt.training.run import Run
+from dualprompt.run.folder import Run
 
 AFTER_TASK = ("average_accuracy", "forgetting", "matching_accuracy")
 HEADLINE = (*AFTER_TASK, "image_weighted_accuracy", "mean_over_steps", "backward_transfer", "learning_accuracy")
@@ -66,10 +66,10 @@ def tracked(run: Run, trackers: Sequence[str], progress: Progress) -> Iterator[N
         return
     audience = _Audience(run, trackers, progress)
     finished = False
-    run.listener = audience.hear
+    run.listener = audience.receive
     try:
         for event in run.lines():
-            audience.hear(event)
+            audience.receive(event)
         yield
         finished = True
     finally:
@@ -101,7 +101,7 @@ class _Audience:
                 self.trackers[name] = _TRACKERS[name](run)
                 progress.note(f"{name}: {self.trackers[name].place}")
 
-    def hear(self, event: dict[str, Any]) -> None:
+    def receive(self, event: dict[str, Any]) -> None:
         """Tell all trackers of a line of the log, or of the result."""
         concludes = event["event"] == "result"
         point = self.story.headline(event) if concludes else self.story.point(event)

@@ -17,11 +17,11 @@ from dualprompt.data.stream import Subset, Task
 from dualprompt.methods.base import METHODS, Batch, Method, Phase, TaskView, method_config
 from dualprompt.methods.bic import BiC
 from dualprompt.methods.frozen_head import FrozenHead
+from dualprompt.run.folder import Run
 from dualprompt.training import group
 from dualprompt.training.buffer import Buffer
 from dualprompt.training.loop import train
-from dualprompt.training.material import material, union
-from dualprompt.training.run import Run
+from dualprompt.training.select import select_subset, union
 from dualprompt.training.setup import prepare
 from helpers import subset_of, tiny_vit
 from sandbox import World
@@ -73,7 +73,7 @@ OLD, NEW, HELD = seen(TASKS[0].train), seen(TASKS[1].train), seen(BUFFER)
     ],
 )
 def test_what_a_phase_works_on(method: str, data: Any, buffer: Subset | None, expected: list[tuple[int, int]]) -> None:
-    assert seen(material(make(method), Phase(data=data), SEEN, buffer)) == expected
+    assert seen(select_subset(make(method), Phase(data=data), SEEN, buffer)) == expected
 
 
 @pytest.mark.parametrize("name", METHODS.names())
@@ -84,10 +84,10 @@ def test_old_images_reach_nobody_who_may_not_have_them(name: str) -> None:
     if name not in REHEARSE:
         for data in ("buffer", "task+buffer"):
             with pytest.raises(AssertionError, match=re.escape(f"{name} has no buffer")):
-                material(method, Phase(data=data), SEEN, BUFFER)
+                select_subset(method, Phase(data=data), SEEN, BUFFER)
     if not method.joint:
         with pytest.raises(AssertionError, match=re.escape(f"{name} may not see the images of old tasks")):
-            material(method, Phase(data="everything"), SEEN, BUFFER)
+            select_subset(method, Phase(data="everything"), SEEN, BUFFER)
 
 
 class Greedy(FrozenHead):

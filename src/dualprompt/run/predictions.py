@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from dualprompt.errors import DualPromptError
-from dualprompt.training import checkpoint
+from dualprompt.run import checkpoint
 
 
 @dataclass(frozen=True, eq=False)

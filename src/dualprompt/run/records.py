@@ -1,0 +1,153 @@
+"""What the files of a run hold: typed records, as they are read back."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from dualprompt import metrics
+from dualprompt.config import Count, Percent, Record
+
+
+class _TaskRecord(Record):
+    name: str
+    classes: list[str]
+    train: Count
+    test: Count
+
+
+class _IdentityRecord(Record):
+    config: str
+    data: str
+    weights: str
+    code: str | None = None  # once it was not noted
+
+
+class _BackboneRecord(Record):
+    name: str
+    sha256: str
+
+
+class _GitRecord(Record):
+    commit: str
+    changed_files: Count
+
+
+class _ContinuationRecord(Record):
+    code: str
+    dualprompt: str
+    time: str
+    git: _GitRecord | None
+
+
+class ManifestRecord(Record):
+    """What `manifest.json` holds."""
+
+    dualprompt: str
+    started: str
+    command: str
+    seed: Count
+    config: dict[str, Any]
+    identity: _IdentityRecord
+    backbone: _BackboneRecord
+    precision: Literal["float32", "bfloat16"]
+    threads: Annotated[int, Field(ge=1, lt=2**16)] | None = None  # once they were not noted
+    tasks: list[_TaskRecord]
+    versions: dict[str, str | None]
+    git: _GitRecord | None
+    continued_by_other_code: tuple[_ContinuationRecord, ...] = ()
+
+
+class _Size(Record):
+    count: Count
+    mb: float
+
+
+class _ParametersRecord(Record):
+    trained: Count
+    mb: float
+    percent_of_backbone: float
+    backbone: Annotated[Count, Field(ge=1)]
+    additional: _Size
+    kept: _Size
+
+
+class _BufferRecord(Record):
+    images: Count
+    bytes: Count
+
+
+class ResultRecord(Record):
+    """What `result.json` holds, and the files of `dualprompt eval`."""
+
+    method: str
+    benchmark: str
+    backbone: str
+    recipe: str
+    seed: Count
+    tasks: list[str]
+    average_accuracy: Percent
+    forgetting: float
+    matching_accuracy: Percent | None
+    image_weighted_accuracy: Percent | None = None
+    mean_over_steps: Percent | None = None
+    anytime_average_accuracy: Percent | None = None  # what the mean over steps was once called
+    judged_images: list[Count] | None = None
+    backward_transfer: float
+    learning_accuracy: Percent
+    accuracy_matrix: list[list[Percent]]
+    matching_matrix: list[list[Percent]] | None
+    matching_confusion: list[list[Count]] | None
+    selection: str | None
+    parameters: _ParametersRecord
+    queries: str
+    buffer: _BufferRecord | None
+    skipped_images: Count
+    code_changed: bool = False  # whether it was begun by one code and continued by another
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ResultRecord:
+        for matrix in (self.accuracy_matrix, self.matching_matrix):
+            if matrix is not None:
+                metrics.check(matrix)
+                if len(matrix) != len(self.tasks):
+                    raise ValueError(f"{len(self.tasks)} tasks have {len(self.tasks)} rows, found {len(matrix)}")
+        if self.judged_images is not None and (
+            len(self.judged_images) != len(self.tasks) or min(self.judged_images, default=1) < 1
+        ):
+            raise ValueError("'judged_images' must have a positive number for each task")
+        square = self.matching_confusion or []
+        if square and {len(self.tasks)} != {len(square), *map(len, square)}:
+            raise ValueError("'matching_confusion' must have a row and a column for each task")
+        return self
+
+
+class _Seconds(Record):
+    train: float
+    evaluate: float
+    train_images_per_second: float | None
+
+
+class _EpochLine(Record):
+    event: Literal["epoch"]
+    task: Count
+    epoch: Count
+    loss: float
+    phase: str | None = None
+
+
+class _TaskLine(Record):
+    event: Literal["task"]
+    task: Count
+    name: str
+    accuracy: list[Percent]
+    matching: list[Percent] | None
+    images: list[Count]
+    seconds: _Seconds
+
+
+class LogLine(Record):
+    """A line of the log."""
+
+    line: Annotated[_EpochLine | _TaskLine, Field(discriminator="event")]

@@ -1,0 +1,59 @@
+"""Optimisers and learning rates."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+from dualprompt.config import TrainConfig
+from dualprompt.methods.base import Method
+
+
+def effective_lr(config: TrainConfig) -> float:
+    """Return the learning rate after scaling."""
+    return config.lr * config.batch_size / 256 if config.lr_scale == "batch/256" else config.lr
+
+
+def make_optimiser(
+    method: Method, config: TrainConfig, lr: float | None = None, device: torch.device | None = None
+) -> torch.optim.Optimizer:
+    """Return a fresh optimiser; each phase has its own, so that no momentum of old tasks moves new ones.
+
+    `lr` is the phase's own learning rate, if it has one. Parameters that start at the same rate make a group.
+    """
+    start = effective_lr(config) if lr is None else lr
+    alike: dict[float, list[tuple[str, nn.Parameter]]] = {}
+    for name, parameter in method.trainable().items():
+        own = method.own_lr(name)
+        alike.setdefault(start if own is None else own, []).append((name, parameter))
+    on_gpu = device is not None and device.type == "cuda"
+    groups: list[dict[str, Any]] = [
+        # On a GPU the learning rate and the step count live there, so that a recorded step can read them.
+        {"params": named, "lr": torch.tensor(rate, device=device) if on_gpu else rate, "initial_lr": rate}
+        for rate, named in alike.items()
+    ]
+    if config.optimiser == "sgd":
+        return torch.optim.SGD(groups, momentum=0.9, weight_decay=config.weight_decay, fused=on_gpu)
+    kind = torch.optim.AdamW if config.weight_decay else torch.optim.Adam
+    return kind(groups, betas=config.betas, weight_decay=config.weight_decay, fused=on_gpu, capturable=on_gpu)
+
+
+def set_rates(optimiser: torch.optim.Optimizer, config: TrainConfig, done: float, cycles: int = 1) -> None:
+    """Set the learning rates for a step, `done` of the phase being behind it.
+
+    A cosine is run through `cycles` times, each time twice as long as before (SGDR, Loshchilov & Hutter, 2017).
+    """
+    if config.schedule == "constant":
+        return
+    if cycles > 1:
+        at = 1 + done * (2**cycles - 1)  # the cosines begin at 1, 2, 4, …
+        done = at / 2 ** math.floor(math.log2(at)) - 1
+    for group in optimiser.param_groups:
+        rate = group["initial_lr"] * (1 + math.cos(math.pi * done)) / 2
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(rate)  # in place: a recorded step reads this tensor
+        else:
+            group["lr"] = rate

@@ -1,0 +1,63 @@
+"""How a run fills the rehearsal buffer of its method, and sets images aside that are never trained on."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from dualprompt.data.stream import Subset, Task
+from dualprompt.derived import predicting
+from dualprompt.methods.base import Method
+from dualprompt.training.buffer import Buffer, part
+from dualprompt.training.feed import Feed
+from dualprompt.training.select import union
+
+
+class Rehearsal:
+    """The buffer of a run, if its method has one."""
+
+    def __init__(self, method: Method, feed: Feed) -> None:
+        self.method, self.feed = method, feed
+        self.buffer = Buffer(method.buffer, feed.config.seed) if method.buffer else None
+
+    def held(self) -> Subset | None:
+        """Return the images that may be trained on again; the same object until the next offer."""
+        return None if self.buffer is None else self.buffer.as_subset()
+
+    def set_aside(self, task: Task) -> tuple[Subset, Subset | None]:
+        """Return the task's images that are trained on, and all that are reserved from now on, if any are."""
+        if self.buffer is None or not self.buffer.plan.reserve:
+            return task.train, None
+        apart, old = self.buffer.to_reserve(task.train, task.index), self.buffer.reserved()
+        reserved = union([*([old] if len(old) else []), part(task.train, apart)])
+        return part(task.train, ~apart), reserved
+
+    def offer(self, task: Task, moment: Literal["before", "after"]) -> None:
+        """Let the buffer choose from the task's images, if this is the moment that its plan names."""
+        if self.buffer is not None and self.buffer.plan.fill == moment:
+            self.buffer.offer(task.train, task.index, self._note if self.buffer.plan.notes else None)
+
+    @torch.no_grad()
+    def _note(self, subset: Subset) -> Tensor:
+        notes = []
+        with predicting(self.method):
+            for spec in self.feed.evaluation(subset, self.method.uses_frozen, shared=False):
+                batch = self.feed.batch(subset.images, spec.to(self.feed.fabric.device))
+                notes.append(self.method.note(batch).float().cpu())
+        return torch.cat(notes)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return what the buffer holds, on the device."""
+        held = {} if self.buffer is None else self.buffer.state()
+        return {name: value.to(self.feed.fabric.device) for name, value in held.items()}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Take over the result of `state()`."""
+        if self.buffer is not None:
+            self.buffer.load_state(state)
+
+    def report(self) -> dict[str, int] | None:
+        """Return how much is kept."""
+        return None if self.buffer is None else {"images": len(self.buffer), "bytes": self.buffer.bytes}

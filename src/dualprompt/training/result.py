@@ -1,0 +1,74 @@
+"""What a run says of itself: the log's line of a task, and the final numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dualprompt.data.stream import Task
+from dualprompt.errors import one_line
+from dualprompt.metrics import summarise
+from dualprompt.run.checkpoint import Position
+from dualprompt.training.evaluate import Score, matches
+from dualprompt.training.setup import Setup
+
+
+def task_line(task: Task, scores: Sequence[Score], trained: float, evaluated: float, images: int) -> dict[str, Any]:
+    """Return the log's line of a task.
+
+    Args:
+        task: the task that was learned.
+        scores: of every task so far.
+        trained: the seconds that training took.
+        evaluated: the seconds that the evaluation took.
+        images: how many were trained on, in all processes; 0 where nothing was.
+    """
+    return {
+        "event": "task",
+        "task": task.index + 1,
+        "name": task.name,
+        "accuracy": [score.accuracy for score in scores],
+        "matching": [score.matching for score in scores if score.matching is not None] or None,
+        "images": [score.images for score in scores],
+        "seconds": {
+            "train": round(trained, 3),
+            "evaluate": round(evaluated, 3),
+            "train_images_per_second": round(images / trained, 1) if images else None,
+        },
+    }
+
+
+def final_result(setup: Setup, position: Position, buffer: dict[str, int] | None, folder: str) -> dict[str, Any]:
+    """Return the final numbers of a run that stands behind its last task."""
+    config, method = setup.config, setup.method
+    matching = position.matching if matches(method) else None
+    images = [len(subset) for subset in setup.evaluated(len(position.accuracy))]
+    return {
+        "method": method.config.name,
+        "benchmark": config.benchmark.name,
+        "backbone": setup.weights.name,
+        "recipe": config.train.recipe,
+        "seed": config.seed,
+        "tasks": [task.name for task in setup.stream.tasks],
+        **summarise(position.accuracy, matching[-1] if matching else None, images),
+        "judged_images": images,
+        "accuracy_matrix": position.accuracy,
+        "matching_matrix": matching,
+        "matching_confusion": position.confusion or None,
+        "selection": getattr(method.config, "selection", None),
+        "parameters": method.parameters_report(),
+        "queries": _queries(setup),
+        "buffer": buffer,
+        "skipped_images": len(setup.stream.bad),
+        "run_dir": one_line(folder),
+    }
+
+
+def _queries(setup: Setup) -> str:
+    if setup.method.trains_backbone:
+        return "none: the backbone is trained"
+    if not setup.method.uses_frozen:
+        return "none: every pass has prompts"
+    if setup.feed.view.training_is_fixed:
+        return "one pass an image, in its only view"
+    return f"{setup.config.train.query_view} view in training, one pass an image in evaluation"

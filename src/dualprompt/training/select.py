@@ -1,0 +1,61 @@
+"""Which images a method gets to see of a task, and which a phase of it trains on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import torch
+
+from dualprompt.data.images import Images
+from dualprompt.data.stream import Subset, Task
+from dualprompt.methods.base import Batch, Method, Phase, TaskView
+from dualprompt.seeds import derive
+from dualprompt.training.feed import Feed
+
+
+def task_view(task: Task, method: Method, feed: Feed, reserved: Subset | None) -> TaskView:
+    """Return what a method may know of a task; `reserved` are images that no phase trains on."""
+    return TaskView(
+        index=task.index,
+        name=task.name,
+        classes=len(task.classes),
+        first_class=task.first_class,
+        generator=torch.Generator().manual_seed(derive(feed.config.seed, "begin", task.index)),
+        queries=partial(feed.features, task.train),
+        labels=task.train.labels.to(feed.fabric.device),
+        batches=partial(_batches, method, feed, task.train),
+        reserved=partial(_batches, method, feed, reserved),
+    )
+
+
+def _batches(method: Method, feed: Feed, subset: Subset | None) -> Iterator[Batch]:
+    if subset is not None and len(subset):
+        for spec in feed.evaluation(subset, method.uses_frozen, shared=False):
+            yield feed.batch(subset.images, spec.to(feed.fabric.device))
+
+
+def select_subset(method: Method, phase: Phase, seen: Sequence[Subset], buffer: Subset | None) -> Subset:
+    """Return the images of a phase of the newest task, given the training images of every task `seen` so far.
+
+    Old images reach a method through its buffer alone; only one that is no continual learner gets everything.
+    """
+    if phase.data == "everything":
+        assert method.joint, f"{method.config.name} may not see the images of old tasks"
+        return union(seen)
+    if phase.data == "task":
+        return seen[-1]
+    assert method.buffer is not None, f"{method.config.name} has no buffer"
+    held = [buffer] if buffer is not None and len(buffer) else []
+    return union(held if phase.data == "buffer" else [seen[-1], *held])
+
+
+def union(subsets: Sequence[Subset]) -> Subset:
+    """Return the images of several subsets, one after another."""
+    if len(subsets) == 1:
+        return subsets[0]
+    labels = torch.cat([subset.labels for subset in subsets])
+    if all(subset.images is subsets[0].images for subset in subsets):
+        return Subset(subsets[0].images, torch.cat([subset.indices for subset in subsets]), labels)
+    images = Images.concat([subset.images.select(subset.indices) for subset in subsets])
+    return Subset(images, torch.arange(len(images)), labels)

@@ -1,0 +1,115 @@
+"""Where a run stands, in memory and on disk: what it begins from, goes on from, and keeps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from dualprompt.data.stream import Task
+from dualprompt.errors import DualPromptError
+from dualprompt.run.checkpoint import (
+    BUFFER,
+    Position,
+    State,
+    Work,
+    fitting,
+    of_buffer,
+    of_method,
+    restore_optimiser,
+)
+from dualprompt.run.folder import Run
+from dualprompt.training.evaluate import Score
+from dualprompt.training.rehearsal import Rehearsal
+from dualprompt.training.setup import Setup
+
+
+class Standing:
+    """The position of a run, the state before its current task, and the work in progress that it was resumed with."""
+
+    def __init__(self, setup: Setup, run: Run, rehearsal: Rehearsal) -> None:
+        self.run, self.rehearsal, self.method = run, rehearsal, setup.method
+        self.device, self.writes = setup.fabric.device, setup.fabric.is_global_zero
+        self.every = setup.config.checkpoint.every_seconds
+        self.saved_at = time.monotonic()
+        self.position, self._resumed = run.checkpoints.last()
+        if self.position.task > setup.stream.tasks[-1].index + 1:
+            raise DualPromptError(f"{run.checkpoints.folder} holds more tasks than the run has; remove the later files")
+        self._before = self._on_device(run.checkpoints.after_task(self.position.task - 1))
+        if self._before:
+            with fitting(run.checkpoints.folder):
+                self.method.load_state(of_method(self._before))
+                rehearsal.load_state(of_buffer(self._before))
+        if self.writes:
+            run.cut_log(self.position.log_bytes)
+
+    def _on_device(self, state: State) -> State:
+        return {name: value.to(self.device) for name, value in state.items()}
+
+    def loss_so_far(self) -> Tensor:
+        """Return the losses of the current epoch, summed, as a resumed run finds them."""
+        return (self._resumed.loss if self._resumed else torch.zeros(())).to(self.device)
+
+    def restore_method(self) -> Work | None:
+        """Give the method back what a phase had trained when the run was stopped inside it; return that, if it was."""
+        resumed, self._resumed = self._resumed, None
+        if resumed is None:
+            return None
+        trained = {name for name, parameter in self.method.named_parameters() if parameter.requires_grad}
+        with fitting(self.run.checkpoints.progress_path):
+            self.method.load_state(of_method(self._before) | self._on_device(resumed.method))
+        for name, parameter in self.method.named_parameters():
+            parameter.requires_grad_(name in trained)
+        return resumed
+
+    def restore_optimiser(self, optimiser: Optimizer, resumed: Work | None) -> None:
+        """Give the optimiser of a resumed phase its state back."""
+        if resumed is not None:
+            with fitting(self.run.checkpoints.progress_path):
+                restore_optimiser(optimiser, resumed.optimiser)
+
+    def check_within(self, epochs: int, steps: int) -> None:
+        """Refuse a position that a phase of so many epochs and steps cannot have."""
+        if self.position.epoch > epochs or self.position.step > steps:
+            path = self.run.checkpoints.progress_path
+            raise DualPromptError(f"{path} is of a longer run; delete it to go on before it")
+
+    def move(self, **changes: int) -> None:
+        """Go on to another phase, epoch or step."""
+        self.position = replace(self.position, **changes)
+
+    def save_is_due(self, epoch_ends: bool) -> bool:
+        """Return whether to save: now and then, and at an epoch's end unless that was done a moment ago."""
+        return time.monotonic() - self.saved_at >= self.every / (10 if epoch_ends else 1)
+
+    def save(self, optimiser: Optimizer, loss: Tensor) -> None:
+        """Keep the work in progress."""
+        self.saved_at = time.monotonic()
+        if not self.writes:
+            return
+        self.position = replace(self.position, log_bytes=self.run.log_bytes())
+        # The buffer changes between phases only, and in a way that the run repeats when it is resumed.
+        self.run.checkpoints.save_progress(self.position, self.method.state(), self._before, optimiser, loss)
+
+    def save_task(self, task: Task, scores: Sequence[Score]) -> None:
+        """Keep a task that is learned and evaluated, and stand before the next."""
+        self.position = Position(
+            task=task.index + 1,
+            log_bytes=self.run.log_bytes() if self.writes else 0,
+            accuracy=[*self.position.accuracy, [score.accuracy for score in scores]],
+            matching=[*self.position.matching, [s.matching for s in scores if s.matching is not None]],
+            confusion=[score.selected for score in scores if score.selected is not None],
+        )
+        state = self._state()
+        if self.writes:
+            self.run.checkpoints.save_task(self.position, state, self._before)
+        self._before = {name: value.clone() for name, value in state.items()}
+
+    def _state(self) -> State:
+        """Return all that the run has made so far: the method's state and the buffer's."""
+        held = {f"{BUFFER}{name}": value for name, value in self.rehearsal.state().items()}
+        return self.method.state() | held
