@@ -21,7 +21,7 @@ from dualprompt.config import BenchmarkConfig, RunConfig, compose, compose_besid
 from dualprompt.data.cache import Store
 from dualprompt.data.sources import GROUPS
 from dualprompt.data.stream import build_stream
-from dualprompt.studies import tables
+from dualprompt.report import tables
 from dualprompt.training import group
 from dualprompt.training.run import Run
 from sandbox import CLASSES, COMMAND, World, call, contents, shell, start

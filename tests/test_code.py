@@ -17,8 +17,8 @@ import dualprompt
 from dualprompt.errors import DualPromptError
 from dualprompt.files import digest
 from dualprompt.methods.base import METHODS
-from dualprompt.studies import store
-from dualprompt.studies.store import Fresh, obtain
+from dualprompt.sweeps import store
+from dualprompt.sweeps.store import Fresh, obtain
 from dualprompt.training import code, group
 from dualprompt.training.run import Run
 from sandbox import World, call, contents
@@ -65,7 +65,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Source]:
         ("data/augment.py", {"er", "ewc", "dualprompt", "frozen-head"}),
         *((f"{name}.py", set[str]()) for name in ("training/tracking", "training/watch", "progress", "console")),
         ("training/group.py", set()),
-        ("studies/store.py", set()),
+        ("sweeps/store.py", set()),
         ("methods/co2l.py", set()),
     ],
 )

@@ -34,10 +34,10 @@ from dualprompt.data.cache import Decoded, Store, decode
 from dualprompt.data.folder import load_folder
 from dualprompt.errors import DualPromptError
 from dualprompt.learner import ContinualLearner
-from dualprompt.learning import card, keep
 from dualprompt.methods.base import method_config
-from dualprompt.studies import publish, tables
-from dualprompt.studies.store import Obtained
+from dualprompt.model import card, saved
+from dualprompt.report import run_files, tables
+from dualprompt.sweeps.store import Obtained
 from dualprompt.training import checkpoint, group
 from dualprompt.training.checkpoint import Checkpoints
 from dualprompt.training.run import Run
@@ -177,8 +177,8 @@ def looks_at(folder: Path) -> None:
         assert run.precision in ("fp32", "bf16")
     results = [run.result() for run in runs]
     tables.text(tables.headline(results), *(tables.accuracy_matrix(result) for result in results))
-    json.dumps(publish.combined(runs, folder))
-    publish.task_keys(runs[0])
+    json.dumps(run_files.combined(runs, folder))
+    run_files.task_keys(runs[0])
     story = _Story()
     for line in runs[0].lines():
         story.point(line)
@@ -552,7 +552,7 @@ def test_a_model_is_read_while_it_is_replaced(model: Path) -> None:
     def read() -> None:
         while not done.is_set():
             try:
-                seen.append(len(keep.read(model)[0].tasks))
+                seen.append(len(saved.read(model)[0].tasks))
             except DualPromptError as error:
                 seen.append(error)
 

@@ -15,9 +15,9 @@ import yaml
 from dualprompt.cli import main
 from dualprompt.errors import DualPromptError
 from dualprompt.methods.base import METHODS
-from dualprompt.studies import main_table, paper
-from dualprompt.studies.sheet import Column, Sheet, as_latex, as_markdown, as_rich
-from dualprompt.studies.tables import text, wide
+from dualprompt.report.sheet import Column, Sheet, as_latex, as_markdown, as_rich
+from dualprompt.report.tables import text, wide
+from dualprompt.sweeps import main_table, paper
 from sandbox import World, call, contents
 
 

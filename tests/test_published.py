@@ -9,7 +9,7 @@ import yaml
 
 from dualprompt.config import RunConfig, compose, flat, load_preset
 from dualprompt.methods.base import METHODS
-from dualprompt.studies import main_table
+from dualprompt.sweeps import main_table
 from dualprompt.training import group
 from dualprompt.training.run import config_digest
 

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 import yaml
 
-from dualprompt.studies import pictures
-from dualprompt.studies.page import LARGEST
+from dualprompt.report import pictures
+from dualprompt.report.page import LARGEST
 from sandbox import World, call, contents, interrupted
 
 NAME = 'trees <b> & "leaves"'

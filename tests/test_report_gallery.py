@@ -19,7 +19,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from contrast import CONTRAST
-from dualprompt.studies import gallery
+from dualprompt.report import gallery
 from dualprompt.training.predictions import Predictions, read
 from sandbox import CLASSES, World, call, make_world
 

@@ -20,8 +20,8 @@ from dualprompt.config import RunConfig, compose
 from dualprompt.errors import DualPromptError
 from dualprompt.files import digest
 from dualprompt.progress import Progress
-from dualprompt.studies import store
-from dualprompt.studies.store import Obtained, complain, obtain
+from dualprompt.sweeps import store
+from dualprompt.sweeps.store import Obtained, complain, obtain
 from dualprompt.training import group
 from dualprompt.training.run import ADDED, CIRCUMSTANCES, Run, config_digest
 from sandbox import COMMAND, World, call, contents, make_world, start, write_weights

@@ -21,12 +21,14 @@ from safetensors.numpy import load_file
 
 from dualprompt.config import compose
 from dualprompt.errors import DualPromptError
-from dualprompt.studies import STUDIES, paper
+from dualprompt.report.prompt_map import Prompts, collect, plane
+from dualprompt.studies import STUDIES
 from dualprompt.studies.diversity import within_class
 from dualprompt.studies.layers import around_e, around_g
-from dualprompt.studies.prompts_tsne import Prompts, collect, movement, plane
+from dualprompt.studies.prompts_tsne import movement
 from dualprompt.studies.study import HELD_OUT, Lab, load, spread_out
 from dualprompt.studies.words import span
+from dualprompt.sweeps import paper
 from dualprompt.training.run import Run
 from sandbox import VIT, World, call, contents, make_world, write_weights
 

@@ -17,8 +17,8 @@ from PIL import Image
 from dualprompt.config import RunConfig, compose, load_preset, preset_names
 from dualprompt.errors import DualPromptError
 from dualprompt.methods.base import METHODS, method_config
-from dualprompt.studies import paper
-from dualprompt.studies.sweep import Sweep, beyond
+from dualprompt.sweeps import paper
+from dualprompt.sweeps.sweep import Sweep, beyond
 from dualprompt.training.loop import effective_lr
 from sandbox import World, call, make_world
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualprompt.studies.verdict import Difference, decide, judge, over_seeds, paired, tally
+from dualprompt.report.verdict import Difference, decide, judge, over_seeds, paired, tally
 
 
 def result(seed: int, accuracy: float, images: list[int] | None = None, forgetting: float = 0.0) -> dict[str, Any]:

@@ -34,11 +34,10 @@ from dualprompt.data.stream import TaskStream
 from dualprompt.data.views import View
 from dualprompt.errors import DualPromptError, nearest
 from dualprompt.files import digest
-from dualprompt.learning import card, hub, keep
-from dualprompt.learning.lesson import FEWEST, fingerprint, held_out, state_digest, task_of
-from dualprompt.learning.model import HEAD, Kept, Network, Row, bytes_of, compact, refuse_misfits, without
-from dualprompt.learning.names import Kind, find, free_name, refuse_unprintable
-from dualprompt.learning.pictures import (
+from dualprompt.methods.base import METHODS, Method, method_config, numbered
+from dualprompt.methods.frozen_head import FrozenHead
+from dualprompt.model import card, hub, saved
+from dualprompt.model.images import (
     Data,
     ImageLike,
     complaint,
@@ -49,9 +48,10 @@ from dualprompt.learning.pictures import (
     read_all,
     read_some,
 )
-from dualprompt.learning.results import Answer, Calibration, Evaluation, Level, Score, TaskInfo
-from dualprompt.methods.base import METHODS, Method, method_config, numbered
-from dualprompt.methods.frozen_head import FrozenHead
+from dualprompt.model.names import Kind, find, free_name, refuse_unprintable
+from dualprompt.model.network import HEAD, Kept, Network, Row, bytes_of, compact, refuse_misfits, without
+from dualprompt.model.results import Answer, Calibration, Evaluation, Level, Score, TaskInfo
+from dualprompt.model.task import FEWEST, fingerprint, held_out, state_digest, task_of
 from dualprompt.progress import SILENT, Progress
 from dualprompt.training.checkpoint import State
 from dualprompt.training.distributed import compute_dtype, launch
@@ -265,7 +265,7 @@ class ContinualLearner:
         folder = work / digest(
             [config_digest(config), stream.fingerprint, self._weights.sha256, state_digest(kept.state)]
         )
-        with keep.disk_errors(folder):
+        with saved.disk_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
         fabric = launch(config)
         feed = Feed(config, self._view, self._backbone, fabric, progress)
@@ -530,7 +530,7 @@ class ContinualLearner:
         A model that a server or another command holds is refused; `held` says that we ourselves hold it.
         """
         path = Path(path).expanduser()
-        others = contextlib.nullcontext() if held or not keep.is_model(path) else keep.held(path)
+        others = contextlib.nullcontext() if held or not saved.is_model(path) else saved.held(path)
         with self._changing, others:
             model = self._model
             facts = {
@@ -549,14 +549,14 @@ class ContinualLearner:
                 "next_id": model.next_id,
                 "trust": [[number, own] for number, own in model.trust.items()],
             }
-            keep.write(path, facts, model.kept.state, card.text(self.info()))
+            saved.write(path, facts, model.kept.state, card.text(self.info()))
         return path
 
     @classmethod
     def load(cls, path: str | Path, device: str = "auto", *, backbone: str | None = None) -> ContinualLearner:
         """Return the model in a folder; `backbone` says where its backbone lies now, if that has moved."""
         path = Path(path).expanduser()
-        facts, state = keep.read(path)
+        facts, state = saved.read(path)
         said = facts.backbone
         place = weights.absolute_name(said.name)
         if backbone is None and Path(place).is_absolute() and not Path(place).exists():
@@ -583,11 +583,11 @@ class ContinualLearner:
         except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             reason = str(error).strip().partition("\n")[0][:200]
             raise DualPromptError(
-                f"the model in {path} is damaged ({type(error).__name__}: {reason}); {keep.RESTORE}"
+                f"the model in {path} is damaged ({type(error).__name__}: {reason}); {saved.RESTORE}"
             ) from error
         return learner
 
-    def _take_over(self, facts: keep.ModelRecord, state: State) -> None:
+    def _take_over(self, facts: saved.ModelRecord, state: State) -> None:
         """Become the model that was read; one that could not answer is refused now."""
         tasks = tuple(
             TaskInfo(t.id, t.name, tuple(t.classes), t.images, t.learned, t.bytes, t.accuracy, t.measured)

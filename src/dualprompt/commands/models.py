@@ -113,11 +113,11 @@ def open_learner(options: argparse.Namespace) -> ContinualLearner:
 @contextlib.contextmanager
 def changed(options: argparse.Namespace) -> Iterator[ContinualLearner]:
     """Yield the model that a command changes, held against all others, and save it if nothing goes wrong."""
-    from dualprompt.learning import keep
+    from dualprompt.model import saved
 
-    if not keep.is_model(options.model):
+    if not saved.is_model(options.model):
         open_learner(options)  # it says what is wrong
-    with keep.held(options.model):
+    with saved.held(options.model):
         learner = open_learner(options)
         yield learner
         learner.save(options.model, held=True)
@@ -130,7 +130,7 @@ def do_learn(options: argparse.Namespace) -> None:
     from dualprompt.console import Terminal
     from dualprompt.files import disk_errors
     from dualprompt.learner import ContinualLearner
-    from dualprompt.learning.keep import held, is_model, refuse_other
+    from dualprompt.model.saved import held, is_model, refuse_other
 
     made_of = {"backbone": options.backbone, "method": options.method}
     made_of |= {"input_size": options.input_size, "seed": options.seed}
@@ -202,7 +202,7 @@ def do_predict(options: argparse.Namespace) -> None:
 
     import numpy as np
 
-    from dualprompt.learning.pictures import listed
+    from dualprompt.model.images import listed
 
     if options.json and options.csv:
         raise DualPromptError("--json and --csv cannot go together; choose one")

@@ -139,7 +139,7 @@ def _lines(options: argparse.Namespace, overrides: dict[str, Any]) -> tuple[str,
 def do_resume(options: argparse.Namespace) -> None:
     """Continue an interrupted run."""
     from dualprompt.console import Terminal
-    from dualprompt.studies.publish import refuse_other_folders
+    from dualprompt.report.run_files import refuse_other_folders
     from dualprompt.training import group
 
     refuse_other_folders(options.run)
@@ -154,16 +154,16 @@ def conclude(options: argparse.Namespace, runs: list[Run], folder: Path) -> None
     """Write and print what the finished runs of a folder have to show."""
     if not speaks():
         return
-    from dualprompt.studies import publish, tables
+    from dualprompt.report import run_files, tables
 
-    pictures = publish.publish_group(runs, folder)
+    pictures = run_files.publish_group(runs, folder)
     results = [run.result() for run in runs]
     seeds = sorted({result["seed"] for result in results})
     shown = [result for result in results if result["seed"] == seeds[0]]
     more = [f"  and {len(pictures) - LISTED} more, in the folders of the runs"] if len(pictures) > LISTED else []
     emit(
         options,
-        publish.combined(runs, folder) | {"pictures": [str(path) for path in pictures]},
+        run_files.combined(runs, folder) | {"pictures": [str(path) for path in pictures]},
         *(tables.accuracy_matrix(result) for result in shown),
         fitting(results),
         "\n".join(["pictures:", *(f"  {path}" for path in pictures[:LISTED]), *more]),
@@ -174,7 +174,7 @@ def fitting(results: list[dict[str, Any]]) -> Table:
     """Return the headline table, without its lesser columns where the terminal is too narrow for them."""
     from rich.console import Console
 
-    from dualprompt.studies import tables
+    from dualprompt.report import tables
 
     console, table = Console(), tables.headline(results)
     too_wide = console.is_terminal and tables.wide(table) > console.width
@@ -185,12 +185,12 @@ def do_eval(options: argparse.Namespace) -> None:
     """Judge the finished runs of a folder again; the baseline's own result stands beside them."""
     from dualprompt.console import Terminal
     from dualprompt.files import write_json
-    from dualprompt.studies import publish, tables
+    from dualprompt.report import run_files, tables
     from dualprompt.training import group
     from dualprompt.training.evaluate import evaluate_again
     from dualprompt.training.setup import prepare
 
-    runs = publish.finished_runs(options.run)
+    runs = run_files.finished_runs(options.run)
     judged = [run for run in runs if run.config().method["name"] != group.BASELINE] or runs
     results = {run: run.result() for run in runs}
     selections: list[Any] = [s.strip() for s in options.selection.split(",")] if options.selection else [None]
@@ -220,6 +220,6 @@ def do_eval(options: argparse.Namespace) -> None:
 
 def do_show(options: argparse.Namespace) -> None:
     """Show a finished run."""
-    from dualprompt.studies.publish import finished_runs
+    from dualprompt.report.run_files import finished_runs
 
     conclude(options, finished_runs(options.run), options.run)

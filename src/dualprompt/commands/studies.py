@@ -189,9 +189,10 @@ def do_table(options: argparse.Namespace) -> None:
     """Print one of the paper's tables, running what it lacks."""
     from dualprompt.console import Terminal
     from dualprompt.files import runs_root, write_text
-    from dualprompt.studies import main_table, publication, store
-    from dualprompt.studies.sheet import as_csv, as_latex, as_markdown, as_rich
-    from dualprompt.studies.tables import text
+    from dualprompt.report import publication
+    from dualprompt.report.sheet import as_csv, as_latex, as_markdown, as_rich
+    from dualprompt.report.tables import text
+    from dualprompt.sweeps import main_table, store
 
     publication.check_target(options.publish)
     if options.any_code and not options.stored:
@@ -235,8 +236,9 @@ def do_sweep(options: argparse.Namespace) -> None:
     """Choose the hyper-parameters of methods."""
     from dualprompt.console import Terminal
     from dualprompt.files import runs_root, write_json, write_text
-    from dualprompt.studies import folders, publication, store, sweep
-    from dualprompt.studies.sheet import as_markdown
+    from dualprompt.report import publication
+    from dualprompt.report.sheet import as_markdown
+    from dualprompt.sweeps import folders, store, sweep
 
     publication.check_target(options.publish)
     grid = dict(read_axis(text) for text in options.grid)
@@ -279,7 +281,9 @@ def do_study(options: argparse.Namespace) -> None:
     """Carry out a study, and print its tables and its finding."""
     from dualprompt.console import Terminal
     from dualprompt.files import runs_root
-    from dualprompt.studies import folders, publication, results, store, study
+    from dualprompt.report import publication
+    from dualprompt.studies import results, study
+    from dualprompt.sweeps import folders, store
 
     publication.check_target(options.publish)
     chosen = study.load(options.name)
@@ -324,7 +328,7 @@ def do_study(options: argparse.Namespace) -> None:
 def do_report(options: argparse.Namespace) -> None:
     """Write a page about runs and studies."""
     from dualprompt.console import Terminal
-    from dualprompt.studies.report import report
+    from dualprompt.report.build import report
 
     with Terminal() as terminal:
         path = report(options.paths, options.out, terminal)
@@ -333,7 +337,7 @@ def do_report(options: argparse.Namespace) -> None:
 
 def do_publish(options: argparse.Namespace) -> None:
     """Render published JSON, and fill the marked blocks of pages from it."""
-    from dualprompt.studies import blocks, publication
+    from dualprompt.report import blocks, publication
 
     told, stale = [], []
     for path in options.paths:
@@ -359,8 +363,8 @@ def do_publish(options: argparse.Namespace) -> None:
 
 def do_compare(options: argparse.Namespace) -> None:
     """Show two runs side by side."""
-    from dualprompt.studies import compare
-    from dualprompt.studies.publish import finished_runs
+    from dualprompt.report import compare
+    from dualprompt.report.run_files import finished_runs
 
     value = compare.compare(*(finished_runs(folder) for folder in options.runs))
     emit(options, value, *(fitting_sheet(sheet) for sheet in compare.sheets(value)))

@@ -22,7 +22,7 @@ import numpy as np
 from PIL import Image
 
 from dualprompt.learner import ContinualLearner
-from dualprompt.learning.pictures import reduce_jpeg
+from dualprompt.model.images import reduce_jpeg
 from dualprompt.serve.limits import Limits, Refusal, unavailable
 from dualprompt.serve.pictures import extent, is_jpeg, open_picture, short
 

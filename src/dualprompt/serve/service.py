@@ -14,7 +14,7 @@ import numpy as np
 from starlette.requests import Request
 
 from dualprompt.learner import ContinualLearner
-from dualprompt.learning.names import Kind
+from dualprompt.model.names import Kind
 from dualprompt.serve.batching import Batcher
 from dualprompt.serve.decoding import Decoders
 from dualprompt.serve.guard import Rules

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from dualprompt.config import BUFFER_SIZE
 from dualprompt.errors import DualPromptError
-from dualprompt.studies import paper
-from dualprompt.studies.pictures import Line, Lines
+from dualprompt.report.pictures import Line, Lines
+from dualprompt.report.verdict import Verdict, decide, judge
 from dualprompt.studies.study import Lab, Outcome, Row, Setting, Study, rehearses
-from dualprompt.studies.verdict import Verdict, decide, judge
 from dualprompt.studies.words import about, between, counted, finding, pictured, spread, table
+from dualprompt.sweeps import paper
 
 REHEARSAL = ("er", "gdumb", "der++")  # those of the paper's first figure
 WITHOUT = ("dualprompt", "l2p")

@@ -12,8 +12,8 @@ from dualprompt.config import BenchmarkConfig
 from dualprompt.data.gallery import gallery
 from dualprompt.data.sources import GROUPS, Dataset, Split
 from dualprompt.data.stream import load_dataset
-from dualprompt.studies.pictures import Line, Lines
-from dualprompt.studies.sheet import Column, Sheet
+from dualprompt.report.pictures import Line, Lines
+from dualprompt.report.sheet import Column, Sheet
 from dualprompt.studies.study import Lab, Outcome, Study
 from dualprompt.training.setup import prepare
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from dualprompt.studies import paper
-from dualprompt.studies.pictures import Line, Lines
+from dualprompt.report.pictures import Line, Lines
+from dualprompt.report.verdict import Verdict, judge
 from dualprompt.studies.positions import attached, e_layers, g_layers, sweeps
 from dualprompt.studies.study import Lab, Outcome, Row, Study, best
-from dualprompt.studies.verdict import Verdict, judge
 from dualprompt.studies.words import (
     Published,
     about,
@@ -22,6 +21,7 @@ from dualprompt.studies.words import (
     spread,
     table,
 )
+from dualprompt.sweeps import paper
 
 Span = tuple[int, int]
 Layers = Callable[[Row], tuple[int, ...]]

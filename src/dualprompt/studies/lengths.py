@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 
 from dualprompt.errors import DualPromptError
-from dualprompt.studies import paper
-from dualprompt.studies.pictures import Grid
+from dualprompt.report.pictures import Grid
 from dualprompt.studies.study import Lab, Outcome, Row, Setting, Study, at_top, best
 from dualprompt.studies.words import about, counted, finding, leader, papers_choice, pictured, spread, table
+from dualprompt.sweeps import paper
 
 
 def setting(g_length: int, e_length: int) -> Setting:

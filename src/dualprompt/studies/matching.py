@@ -6,12 +6,13 @@ from typing import Any
 
 from dualprompt.files import write_json
 from dualprompt.metrics import mean_and_deviation
-from dualprompt.studies import figures, paper
-from dualprompt.studies.sheet import Column, Sheet
+from dualprompt.report import figures
+from dualprompt.report.sheet import Column, Sheet
+from dualprompt.report.tables import explained, over_seeds
+from dualprompt.report.verdict import RULE, Difference, Verdict, judge, paired
 from dualprompt.studies.study import Lab, Outcome, Row, Setting, Study
-from dualprompt.studies.tables import explained, over_seeds
-from dualprompt.studies.verdict import RULE, Difference, Verdict, judge, paired
 from dualprompt.studies.words import about, finding, judged, whose
+from dualprompt.sweeps import paper
 from dualprompt.training import group
 from dualprompt.training.evaluate import evaluate_again
 from dualprompt.training.run import Run

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from dualprompt.studies import paper
-from dualprompt.studies.pictures import Line, Lines
+from dualprompt.report.pictures import Line, Lines
+from dualprompt.report.verdict import Verdict, judge
 from dualprompt.studies.study import Lab, Outcome, Row, Setting, Study, best, spread_out
-from dualprompt.studies.verdict import Verdict, judge
 from dualprompt.studies.words import (
     about,
     between,
@@ -20,6 +19,7 @@ from dualprompt.studies.words import (
     spread,
     table,
 )
+from dualprompt.sweeps import paper
 
 E_ALONE = "E-Prompt alone"
 

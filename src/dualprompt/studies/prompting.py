@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dualprompt.studies import paper
-from dualprompt.studies.figures import curves
+from dualprompt.report.figures import curves
+from dualprompt.report.verdict import Verdict, judge
 from dualprompt.studies.study import Lab, Outcome, Row, Setting, Study
-from dualprompt.studies.verdict import Verdict, judge
 from dualprompt.studies.words import about, between, finding, table
+from dualprompt.sweeps import paper
 
 
 def run(lab: Lab) -> Outcome:

@@ -1,23 +1,20 @@
-"""What a study leaves in its folder: table, pictures with their data, and study.json, which a report reads."""
+"""Writes what a study leaves in its folder: table, pictures with their data, and study.json, which a report reads."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from dualprompt.errors import DualPromptError
-from dualprompt.files import digest, read_json, write_json, write_text
-from dualprompt.studies import publication
-from dualprompt.studies.folders import free
-from dualprompt.studies.pictures import Picture, as_plain, from_plain, save_with_data
-from dualprompt.studies.sheet import Sheet, as_csv, as_markdown, as_rich
+from dualprompt.files import digest, write_json, write_text
+from dualprompt.report.pictures import as_plain, save_with_data
+from dualprompt.report.sheet import as_csv, as_markdown, as_rich
+from dualprompt.report.study_files import FILE
+from dualprompt.report.tables import text
 from dualprompt.studies.study import Lab, Outcome, Study
-from dualprompt.studies.tables import text
+from dualprompt.sweeps.folders import free
 from dualprompt.training.run import CIRCUMSTANCES, config_digest
-
-FILE = "study.json"
 
 
 def question(study: Study, lab: Lab) -> str:
@@ -68,23 +65,3 @@ def publish(study: Study, lab: Lab, outcome: Outcome) -> dict[str, Any]:
 
 def _flat(row: dict[str, Any]) -> dict[str, Any]:
     return {key: value if not isinstance(value, dict | list) else json.dumps(value) for key, value in row.items()}
-
-
-def is_study(folder: Path) -> bool:
-    """Return whether a folder holds a study."""
-    return (folder / FILE).is_file()
-
-
-def read(folder: Path) -> dict[str, Any]:
-    """Return what study.json says."""
-    return read_json(folder / FILE, "study", "title", "finding", "tables", "pictures", "rows")
-
-
-def sheets(value: dict[str, Any]) -> list[Sheet]:
-    """Return the tables of a study that was read."""
-    return publication.sheets({"sheets": value["tables"]})
-
-
-def pictures(value: dict[str, Any]) -> dict[str, Picture]:
-    """Return the pictures of a study that was read."""
-    return {name: from_plain(plain) for name, plain in value["pictures"].items()}

@@ -15,12 +15,12 @@ from dualprompt.errors import DualPromptError, nearest
 from dualprompt.methods.base import METHODS, method_config
 from dualprompt.metrics import mean_and_deviation
 from dualprompt.progress import SILENT, Progress
+from dualprompt.report.pictures import Picture
+from dualprompt.report.sheet import Sheet
+from dualprompt.report.verdict import Verdict
 from dualprompt.studies import STUDIES
-from dualprompt.studies.pictures import Picture
-from dualprompt.studies.sheet import Sheet
-from dualprompt.studies.store import Obtained, complain
-from dualprompt.studies.sweep import VALIDATION
-from dualprompt.studies.verdict import Verdict
+from dualprompt.sweeps.store import Obtained, complain
+from dualprompt.sweeps.sweep import VALIDATION
 
 # On the benchmark that comes with the package a study is made for two cores: fewer images. Not fewer pixels, for the
 # embedded backbone needs its 224. How methods are trained stays as it is, so that they can be compared.

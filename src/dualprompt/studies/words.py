@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from dualprompt.metrics import mean_and_deviation
-from dualprompt.studies import paper
-from dualprompt.studies.sheet import Column, Sheet
+from dualprompt.report.sheet import Column, Sheet
+from dualprompt.report.tables import ABSENT, explained, over_seeds
+from dualprompt.report.verdict import RULE, Difference, Verdict, judge, paired
 from dualprompt.studies.study import Lab, Row, Setting, at_top, best
-from dualprompt.studies.tables import ABSENT, explained, over_seeds
-from dualprompt.studies.verdict import RULE, Difference, Verdict, judge, paired
+from dualprompt.sweeps import paper
 
 Published = tuple[float | None, float | None]  # accuracy and forgetting
 

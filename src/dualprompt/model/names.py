@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 from dualprompt.errors import DualPromptError, nearest
-from dualprompt.learning.pictures import Data
-from dualprompt.learning.results import TaskInfo
+from dualprompt.model.images import Data
+from dualprompt.model.results import TaskInfo
 
 Kind = Literal["task", "class"]
 

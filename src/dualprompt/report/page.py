@@ -12,8 +12,8 @@ from typing import Any
 
 from dualprompt.errors import DualPromptError
 from dualprompt.files import write_text
-from dualprompt.studies.pictures import Picture, save_with_data
-from dualprompt.studies.sheet import Sheet
+from dualprompt.report.pictures import Picture, save_with_data
+from dualprompt.report.sheet import Sheet
 
 LARGEST = 3_000_000  # bytes of a page
 SMALLEST = 0.68  # of a drawing's width, to which a narrow screen shrinks it
@@ -109,7 +109,7 @@ def write(path: Path, title: str, subtitle: str, sections: list[Section]) -> Pat
     """Write the page, and each of its drawings as SVG and CSV into the folder NAME-files beside it."""
     jinja2 = _jinja2()
     folder = path.with_name(f"{path.stem}-files")
-    source = (resources.files("dualprompt.studies") / "templates" / "report.html").read_text(encoding="utf-8")
+    source = (resources.files("dualprompt.report") / "templates" / "report.html").read_text(encoding="utf-8")
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["by_kind"] = _by_kind
     shown = [

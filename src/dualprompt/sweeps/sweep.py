@@ -18,10 +18,10 @@ from dualprompt.files import digest
 from dualprompt.methods.base import METHODS, Grid, method_config
 from dualprompt.metrics import variance
 from dualprompt.progress import SILENT, Progress
-from dualprompt.studies import paper
-from dualprompt.studies.sheet import Column, Sheet
-from dualprompt.studies.store import Fresh, Obtained, Workers, obtain
-from dualprompt.studies.tables import ABSENT
+from dualprompt.report.sheet import Column, Sheet
+from dualprompt.report.tables import ABSENT
+from dualprompt.sweeps import paper
+from dualprompt.sweeps.store import Fresh, Obtained, Workers, obtain
 from dualprompt.training.run import config_digest
 
 BUDGET = 4

@@ -20,11 +20,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dualprompt.backbones import weights
 from dualprompt.backbones.vit import VisionTransformer
+from dualprompt.bench import reference
 from dualprompt.config import RunConfig, TrainConfig, compose
 from dualprompt.methods.base import Batch, TaskView
 from dualprompt.methods.dualprompt import DualPrompt, DualPromptConfig
 from dualprompt.progress import SILENT, Progress
-from dualprompt.studies import reference
 from dualprompt.training import group
 from dualprompt.training.distributed import compute_dtype, launch
 from dualprompt.training.loop import make_optimiser

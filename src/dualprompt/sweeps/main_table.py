@@ -13,11 +13,11 @@ from dualprompt.errors import DualPromptError, nearest
 from dualprompt.methods.base import METHODS, method_config
 from dualprompt.metrics import mean_and_deviation
 from dualprompt.progress import SILENT, Progress
-from dualprompt.studies import paper
-from dualprompt.studies.sheet import Column, Sheet
-from dualprompt.studies.store import Fresh, Obtained, Workers, finished, obtain
-from dualprompt.studies.tables import ABSENT, explained, over_seeds, plus_minus
-from dualprompt.studies.verdict import RULE, Difference, decide, paired
+from dualprompt.report.sheet import Column, Sheet
+from dualprompt.report.tables import ABSENT, explained, over_seeds, plus_minus
+from dualprompt.report.verdict import RULE, Difference, decide, paired
+from dualprompt.sweeps import paper
+from dualprompt.sweeps.store import Fresh, Obtained, Workers, finished, obtain
 
 LONGER = "epochs_factor=4"  # the option of a second line of joint training, beside that with the budget of all others
 METRICS = ("average_accuracy", "forgetting", "matching_accuracy", "image_weighted_accuracy", "mean_over_steps")

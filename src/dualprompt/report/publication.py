@@ -8,15 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from dualprompt import metrics
+from dualprompt.config import RunConfig
 from dualprompt.errors import DualPromptError
 from dualprompt.files import read_json, write_json
-from dualprompt.studies.sheet import Column, Sheet, as_markdown
-from dualprompt.studies.store import Obtained
-from dualprompt.studies.tables import ABSENT, over_seeds
-from dualprompt.studies.verdict import Verdict
+from dualprompt.report.sheet import Column, Sheet, as_markdown
+from dualprompt.report.tables import ABSENT, over_seeds
+from dualprompt.report.verdict import Verdict
+from dualprompt.training.run import Run
 
 KEYS = ("kind", "title", "command", "date", "finding", "verdicts", "sheets", "rows")
 NUMBERS = (
@@ -25,7 +26,27 @@ NUMBERS = (
 )  # fmt: skip
 CARRIED_OUT = ("--runs", "--out", "--publish", "--jobs", "--format", "--ray", "--ray-cpus", "--ray-gpus", "--track")
 
-Group = tuple[Mapping[str, Any], Sequence[Obtained]]  # what a row is called, and its runs
+
+class Published(Protocol):
+    """A finished run, and the config that asked for it."""
+
+    @property
+    def run(self) -> Run:
+        """Where its files are."""
+        ...
+
+    @property
+    def config(self) -> RunConfig:
+        """What was asked for."""
+        ...
+
+    @property
+    def seconds(self) -> float:
+        """How long it trained."""
+        ...
+
+
+Group = tuple[Mapping[str, Any], Sequence[Published]]  # what a row is called, and its runs
 
 
 def check_target(path: Path | None) -> None:
@@ -89,12 +110,12 @@ def without_paths(value: Any) -> Any:
     return Path(value).name if local else value
 
 
-def _row(about: Mapping[str, Any], obtained: Sequence[Obtained], environments: list[dict[str, Any]]) -> dict[str, Any]:
+def _row(about: Mapping[str, Any], obtained: Sequence[Published], environments: list[dict[str, Any]]) -> dict[str, Any]:
     config = obtained[0].config.model_dump(mode="json", exclude={"seed"})
     return {**about, "config": without_paths(config), "runs": [_run(each, environments) for each in obtained]}
 
 
-def _run(each: Obtained, environments: list[dict[str, Any]]) -> dict[str, Any]:
+def _run(each: Published, environments: list[dict[str, Any]]) -> dict[str, Any]:
     result, manifest = each.run.result(), each.run.manifest()
     environment = {
         "dualprompt": manifest["dualprompt"],

@@ -25,7 +25,7 @@ from dualprompt.config import RunConfig, parse
 from dualprompt.errors import DualPromptError, InterruptedRunError
 from dualprompt.files import disk_errors
 from dualprompt.progress import SILENT, Progress
-from dualprompt.studies.store import Count, Obtained, Workers, first_line, one_by_one, sigterm_interrupts
+from dualprompt.sweeps.store import Count, Obtained, Workers, first_line, one_by_one, sigterm_interrupts
 from dualprompt.training.run import Run
 
 LOCAL = "local"  # the address of a cluster that is started on this machine

@@ -9,12 +9,12 @@ from pathlib import Path
 import yaml
 
 from dualprompt.progress import SILENT, Progress
-from dualprompt.studies import figures, gallery, results
-from dualprompt.studies.page import Code, Drawn, Item, Photo, Section, Shown, Text
-from dualprompt.studies.prompts_tsne import collect, plane
-from dualprompt.studies.publish import task_keys
-from dualprompt.studies.sheet import Column, Sheet
-from dualprompt.studies.tables import ABSENT, Result, by_method, headline_sheet, label
+from dualprompt.report import figures, gallery, study_files
+from dualprompt.report.page import Code, Drawn, Item, Photo, Section, Shown, Text
+from dualprompt.report.prompt_map import collect, plane
+from dualprompt.report.run_files import task_keys
+from dualprompt.report.sheet import Column, Sheet
+from dualprompt.report.tables import ABSENT, Result, by_method, headline_sheet, label
 from dualprompt.training.run import Run
 
 Labelled = list[tuple[Run, Result]]  # runs and their results, whose labels tell settings apart
@@ -190,10 +190,10 @@ def of_study(folder: Path, name: str) -> Section:
 
     `name` is that of its anchors and files.
     """
-    value = results.read(folder)
+    value = study_files.read(folder)
     items: list[Item] = [Text(value["finding"], strong=True), Text(f"The paper: {value['paper']}.")]
-    items += [Shown(sheet) for sheet in results.sheets(value)]
-    drawings = results.pictures(value).items()
+    items += [Shown(sheet) for sheet in study_files.sheets(value)]
+    drawings = study_files.pictures(value).items()
     items += [Drawn(f"{name}-{key}" if key != name else key, picture) for key, picture in drawings]
     items += [Photo(folder / file, caption) for file, caption in value["photos"].items()]
     folders = list(dict.fromkeys(run for row in value["rows"] for run in row["runs"]))

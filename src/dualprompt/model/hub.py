@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dualprompt.errors import DualPromptError
-from dualprompt.learning import keep
+from dualprompt.model import saved
 
 
 def upload(folder: Path, repo_id: str, message: str, private: bool, token: str | None) -> str:
@@ -32,7 +32,7 @@ def download(repo_id: str, revision: str | None, token: str | None) -> Path:
 
     with _told(repo_id):
         folder = huggingface_hub.snapshot_download(
-            repo_id, revision=revision, token=token, allow_patterns=[keep.MODEL, "weights-*.safetensors"]
+            repo_id, revision=revision, token=token, allow_patterns=[saved.MODEL, "weights-*.safetensors"]
         )
     return Path(folder)
 

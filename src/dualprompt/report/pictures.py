@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from dualprompt.files import atomic, write_text
-from dualprompt.studies.sheet import as_csv
+from dualprompt.report.sheet import as_csv
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

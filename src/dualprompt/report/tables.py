@@ -14,7 +14,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from dualprompt.metrics import mean_and_deviation
-from dualprompt.studies.sheet import Column, Sheet, as_rich
+from dualprompt.report.sheet import Column, Sheet, as_rich
 
 Result = dict[str, Any]
 ABSENT = "–"

@@ -7,9 +7,9 @@ from typing import Any
 
 from dualprompt.config import flat
 from dualprompt.errors import DualPromptError
-from dualprompt.studies.publish import combined
-from dualprompt.studies.sheet import Column, Sheet
-from dualprompt.studies.tables import ABSENT, METRICS, by_method, label
+from dualprompt.report.run_files import combined
+from dualprompt.report.sheet import Column, Sheet
+from dualprompt.report.tables import ABSENT, METRICS, by_method, label
 from dualprompt.training.group import BASELINE
 from dualprompt.training.run import Run
 

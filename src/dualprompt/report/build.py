@@ -7,10 +7,10 @@ from pathlib import Path
 
 from dualprompt.errors import DualPromptError
 from dualprompt.progress import SILENT, Progress
-from dualprompt.studies import page, results
-from dualprompt.studies.publish import finished_runs
-from dualprompt.studies.sections import Labelled, of_runs, of_study
-from dualprompt.studies.tables import label
+from dualprompt.report import page, study_files
+from dualprompt.report.run_files import finished_runs
+from dualprompt.report.sections import Labelled, of_runs, of_study
+from dualprompt.report.tables import label
 from dualprompt.training import group
 from dualprompt.training.run import config_digest
 
@@ -22,13 +22,13 @@ def report(paths: Sequence[Path], out: Path | None = None, progress: Progress = 
     for path in paths:
         if not path.is_dir():
             raise DualPromptError(f"{path} does not exist; give the folder of a run or a study")
-        if not results.is_study(path) and not group.is_run(path):
+        if not study_files.is_study(path) and not group.is_run(path):
             raise DualPromptError(f"{path} holds neither a run (manifest.json) nor a study (study.json)")
-    studies = [path for path in paths if results.is_study(path)]
+    studies = [path for path in paths if study_files.is_study(path)]
     labelled = _labelled([path for path in paths if path not in studies])
     sections = of_runs(labelled, progress) if labelled else []
     for number, path in enumerate(studies):
-        name = results.read(path)["study"]
+        name = study_files.read(path)["study"]
         taken = any(section.name == name for section in sections)
         sections.append(of_study(path, f"{name}-{number + 1}" if taken else name))
     return page.write(out or paths[0] / "report.html", *_title(labelled, studies), sections)
@@ -42,7 +42,7 @@ def _title(labelled: Labelled, studies: Sequence[Path]) -> tuple[str, str]:
         title = f"{' · '.join(methods[:3])}{' …' if len(methods) > 3 else ''} on {first['benchmark']}"
         name = Path(first["backbone"]).name
         return title, f"backbone {name}, recipe {first['recipe']}, seeds {', '.join(map(str, seeds))}"
-    value = results.read(studies[0])
+    value = study_files.read(studies[0])
     title = value["title"] if len(studies) == 1 else f"{len(studies)} studies"
     return title, f"{value['benchmark']}, backbone {Path(value['backbone']).name}, recipe {value['recipe']}"
 

@@ -18,8 +18,8 @@ from typing import Any
 
 from dualprompt.errors import DualPromptError
 from dualprompt.files import write_text
-from dualprompt.studies import publication
-from dualprompt.studies.sheet import Sheet, as_markdown
+from dualprompt.report import publication
+from dualprompt.report.sheet import Sheet, as_markdown
 
 # A marker begins its line, so that an indented one can be shown as an example.
 BLOCK = re.compile(r"^(<!-- published (?P<what>[^\n]*?) -->\n)(.*?)^(<!-- /published -->)", re.DOTALL | re.MULTILINE)

@@ -12,8 +12,8 @@ import numpy as np
 from dualprompt.errors import DualPromptError
 from dualprompt.files import write_json, write_text
 from dualprompt.metrics import mean_and_deviation
-from dualprompt.studies import figures, tables
-from dualprompt.studies.pictures import save
+from dualprompt.report import figures, tables
+from dualprompt.report.pictures import save
 from dualprompt.training.group import BASELINE, is_run, members_of
 from dualprompt.training.run import Run
 

@@ -1,4 +1,4 @@
-"""The load test: `python -m dualprompt.serve.load [--model DIR] [--json]`.
+"""The load test: `python -m dualprompt.bench.load [--model DIR] [--json]`.
 
 Two servers with the same model run on this machine, one that batches and one that does not; clients on the loopback
 interface ask both in turns, so that whatever else the machine does hits both. Everything is bounded in count and time.
@@ -190,7 +190,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure and print; return 1 if any request failed."""
-    parser = argparse.ArgumentParser(prog="python -m dualprompt.serve.load", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m dualprompt.bench.load", description=__doc__)
     parser.add_argument("--model", type=Path, help="a saved model (default: a small one with the embedded backbone)")
     parser.add_argument("--image", type=Path, help="what clients send (default: a made-up JPEG)")
     parser.add_argument("--size", type=int, nargs=2, default=(320, 240), help="of the made-up JPEG")

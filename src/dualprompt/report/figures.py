@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from dualprompt.metrics import over_tasks
-from dualprompt.studies.pictures import Grid, Line, Lines
-from dualprompt.studies.tables import Result, by_method, explained, label
+from dualprompt.report.pictures import Grid, Line, Lines
+from dualprompt.report.tables import Result, by_method, explained, label
 
 
 def _numbered(count: int) -> list[str]:

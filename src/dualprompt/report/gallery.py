@@ -16,9 +16,9 @@ from dualprompt.data.gallery import spread
 from dualprompt.data.stream import TaskStream, build_stream
 from dualprompt.errors import DualPromptError
 from dualprompt.progress import SILENT, Progress
-from dualprompt.studies.page import Answer, Card, Item, Shown, Strip, Text
-from dualprompt.studies.sheet import Column, Sheet
-from dualprompt.studies.tables import Result, label
+from dualprompt.report.page import Answer, Card, Item, Shown, Strip, Text
+from dualprompt.report.sheet import Column, Sheet
+from dualprompt.report.tables import Result, label
 from dualprompt.training import predictions
 from dualprompt.training.group import BASELINE
 from dualprompt.training.predictions import Predictions
