@@ -246,7 +246,7 @@ def test_a_failed_try_is_shown_and_never_wins(world: World, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--benchmark.evaluate_on", "test"], ["judged on validation images only", "dualprompt table"]),
+        (["--benchmark.evaluate_on", "test"], ["evaluated on validation images only", "dualprompt table"]),
         (["--benchmark.validation", "0"], ["evaluate_on: validation needs benchmark.validation > 0"]),
         (["--grid", "train.lr"], ["--grid takes OPTION=VALUE,VALUE", "found 'train.lr'"]),
         (["--grid", "seed=1,2"], ["--grid takes options of train and method", "found 'seed'"]),

@@ -102,7 +102,7 @@ class TrainConfig(Strict):
 
 
 class EvaluateConfig(Strict):
-    """How test images are shown and judged."""
+    """How test images are shown and evaluated."""
 
     batch_size: int = Field(default=128, ge=1)
     view: Literal["resize", "centre_crop"] = Field(
@@ -377,7 +377,7 @@ def _mapping(preset: str, key: str, value: Any) -> dict[str, Any]:
 def changes_recipe(dotted: str) -> bool:
     """Return whether an override changes what a recipe says, so that a run must not carry its name alone.
 
-    How many images may be kept is a condition of the comparison, as the benchmark is; how many are judged at a time
+    How many images may be kept is a condition of the comparison, as the benchmark is; how many are evaluated at a time
     decides nothing.
     """
     same = ("method.name", BUFFER_SIZE, "evaluate.batch_size")

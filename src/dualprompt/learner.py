@@ -373,10 +373,10 @@ class ContinualLearner:
         return answer if known else replace(answer, label=None)
 
     def evaluate(self, data: Data, progress: Progress = SILENT, *, record: bool = False) -> Evaluation:
-        """Judge it on labelled images: a folder of class folders, or a mapping.
+        """Evaluate it on labelled images: a folder of class folders, or a mapping.
 
         With `record`, the accuracy on each task's images is noted in the accuracy matrix, for the model as it is now.
-        That is the only way to fill it below the diagonal: of old tasks nothing is kept to judge a later model by.
+        That is the only way to fill it below the diagonal: of old tasks nothing is kept to evaluate a later model by.
         """
         model = self._known()
         classes = gather(data)
@@ -410,7 +410,7 @@ class ContinualLearner:
     def _record(self, model: _Model, by_task: Mapping[int, float]) -> None:
         with self._changing:
             if self._model is not model:
-                raise DualPromptError("the model has changed while it was judged; evaluate it again")
+                raise DualPromptError("the model has changed while it was evaluated; evaluate it again")
             newest = model.tasks[-1]
             newest = replace(newest, measured={**newest.measured, **by_task})
             self._model = replace(model, tasks=(*model.tasks[:-1], newest))
@@ -445,8 +445,8 @@ class ContinualLearner:
         if unknown is not None:
             strange = np.array([answer.trust for answer in self.predict(listed(unknown)[0], top_k=1)])
         levels = []
-        shares = {0.99, 0.98, 0.95, 0.9, 0.8, 0.7, accept}
-        for level in sorted({float(np.quantile(scores, 1 - share, method="lower")) for share in shares}):
+        accepted = {0.99, 0.98, 0.95, 0.9, 0.8, 0.7, accept}
+        for level in sorted({float(np.quantile(scores, 1 - wanted, method="lower")) for wanted in accepted}):
             refused = 100 * float(np.mean(strange < level)) if len(strange) else None
             levels.append(Level(level, 100 * float(np.mean(scores >= level)), refused))
         self.threshold = float(np.quantile(scores, 1 - accept, method="lower"))
@@ -606,8 +606,8 @@ class ContinualLearner:
     def push(self, repo_id: str, *, private: bool = True, token: str | None = None, message: str | None = None) -> str:
         """Upload it to a repository of the Hugging Face hub, made where there is none; return its address."""
         with tempfile.TemporaryDirectory(prefix="dualprompt-") as folder:
-            told = message or f"{len(self.classes)} classes of {len(self.tasks)} tasks"
-            return hub.upload(self.save(Path(folder) / "model"), repo_id, told, private, token)
+            text = message or f"{len(self.classes)} classes of {len(self.tasks)} tasks"
+            return hub.upload(self.save(Path(folder) / "model"), repo_id, text, private, token)
 
     @classmethod
     def pull(

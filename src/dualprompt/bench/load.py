@@ -173,8 +173,8 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         rounds: dict[str, list[Tally]] = {"batched": [], "unbatched": []}
         for _ in range(options.rounds):
             for name, address in (("batched", batched), ("unbatched", unbatched)):
-                share = options.requests // options.rounds
-                rounds[name].append(asyncio.run(ask(address, image, options.clients, share, options.seconds)))
+                each_round = options.requests // options.rounds
+                rounds[name].append(asyncio.run(ask(address, image, options.clients, each_round, options.seconds)))
         memory = peak_megabytes(pid)
     loaded = {name: joined(tallies).figures() for name, tallies in rounds.items()}
     return {

@@ -60,7 +60,7 @@ def add(commands: Commands) -> None:
     add_devices(resume)
     add_track(resume)
 
-    evaluate = commands.add("eval", do_eval, "judge a finished run again, after each of its tasks")
+    evaluate = commands.add("eval", do_eval, "evaluate a finished run again, after each of its tasks")
     evaluate.add_argument("run", type=Path)
     evaluate.add_argument("--device", help=DEVICE)
     evaluate.add_argument("--selection", help="query, batch_vote, oracle, or several with commas (default: the run's)")
@@ -182,7 +182,7 @@ def fitting(results: list[dict[str, Any]]) -> Table:
 
 
 def do_eval(options: argparse.Namespace) -> None:
-    """Judge the finished runs of a folder again; the baseline's own result stands beside them."""
+    """Evaluate the finished runs of a folder again; the baseline's own result stands beside them."""
     from dualprompt.console import Terminal
     from dualprompt.files import write_json
     from dualprompt.report import run_files, tables
@@ -191,14 +191,14 @@ def do_eval(options: argparse.Namespace) -> None:
     from dualprompt.training.setup import prepare
 
     runs = run_files.finished_runs(options.run)
-    judged = [run for run in runs if run.config().method["name"] != group.BASELINE] or runs
+    evaluated = [run for run in runs if run.config().method["name"] != group.BASELINE] or runs
     results = {run: run.result() for run in runs}
     selections: list[Any] = [s.strip() for s in options.selection.split(",")] if options.selection else [None]
     here = {"device": options.device, "devices": 1, "nodes": 1}
     here = {key: value for key, value in here.items() if value is not None}
     found, setup = [], None
     with Terminal() as terminal:
-        for run in judged:
+        for run in evaluated:
             run.check_backbone()
             setup = prepare(group.elsewhere_config(run.folder, run.config(), here), terminal, share=setup)
             run.check_same(setup.identity)
@@ -208,10 +208,10 @@ def do_eval(options: argparse.Namespace) -> None:
                 result = evaluate_again(setup, run, selection, terminal)
                 write_json(run.folder / f"eval-{selection or 'default'}.json", result)
                 found.append(result)
-    beside = [result for run, result in results.items() if run not in judged]
+    beside = [result for run, result in results.items() if run not in evaluated]
     if len(found) == 1:
         value = found[0]
-    elif len(judged) == 1:
+    elif len(evaluated) == 1:
         value = {"selections": {result["selection"]: result for result in found}}
     else:
         value = {"results": found}

@@ -33,7 +33,7 @@ examples:
 """
 
 SWEEP_EXAMPLES = """\
-Every method is given the same number of configurations, and judged on images held out of its training images
+Every method is given the same number of configurations, and evaluated on images held out of its training images
 (--benchmark.validation 0.2). The test images are never read. Dotted options as for `dualprompt run` go to every method.
 Images and buffers are those of `dualprompt table main`; what is reduced is named in the result. While the best value of
 a number is the least or the greatest of those tried, the next one by the same factor is tried too.
@@ -61,7 +61,7 @@ examples:
 """
 
 STUDY_EXAMPLES = """\
-Searches are judged on images held out of the training images; only what was chosen is run on the test images, in the
+Searches are evaluated on images held out of the training images; only what was chosen is run on the test images, in the
 end. Finished runs are reused, interrupted ones continued, failed ones tried again: give the same command once more.
 On mini, studies use fewer images and settings; on the other presets they are as in the paper.
 
@@ -258,8 +258,8 @@ def do_sweep(options: argparse.Namespace) -> None:
     value = search.combined(tries)
     write_text(folder / "sweep.md", f"{as_markdown(sheet)}\nTo put {where}:\n\n```yaml\n{lines}\n```\n")
     write_json(folder / "sweep.json", value)
-    told = f"also in {folder / 'sweep.md'} and sweep.json; the winners, to put {where}:\n{lines}"
-    emit(options, value, fitting_sheet(sheet), told)
+    message = f"also in {folder / 'sweep.md'} and sweep.json; the winners, to put {where}:\n{lines}"
+    emit(options, value, fitting_sheet(sheet), message)
     store.complain([each.obtained for each in tries])
     if options.publish:
         groups = [({"label": each.method, "values": each.values, "best": each.best}, [each.obtained]) for each in tries]
@@ -295,7 +295,7 @@ def do_study(options: argparse.Namespace) -> None:
     mini = options.preset == "mini"
     fresh = store.Fresh() if options.fresh else None
     with Terminal() as terminal, workers(options) as jobs:
-        lab = study.Lab(
+        context = study.Context(
             options.preset,
             options.recipe,
             many_overrides(options) | ({} if options.seed is None else {"seed": options.seed}),
@@ -309,11 +309,11 @@ def do_study(options: argparse.Namespace) -> None:
             options.jobs,
             options.fresh,
         )
-        asked = results.question(chosen, lab)
-        lab = replace(lab, folder=folders.place(lab.folder, results.FILE, asked, options.out is not None))
-        outcome = chosen.run(lab)
-        value = results.publish(chosen, lab, outcome)
-    where = f"also in {lab.folder}; a page of it: dualprompt report {shlex.quote(str(lab.folder))}"
+        asked = results.question(chosen, context)
+        context = replace(context, folder=folders.place(context.folder, results.FILE, asked, options.out is not None))
+        outcome = chosen.run(context)
+        value = results.publish(chosen, context, outcome)
+    where = f"also in {context.folder}; a page of it: dualprompt report {shlex.quote(str(context.folder))}"
     emit(options, value, *(fitting_sheet(sheet) for sheet in outcome.sheets), outcome.finding, where)
     store.complain([each for row in outcome.rows for each in row.obtained])
     if options.publish:
@@ -339,24 +339,24 @@ def do_publish(options: argparse.Namespace) -> None:
     """Render published JSON, and fill the marked blocks of pages from it."""
     from dualprompt.report import blocks, publication
 
-    told, stale = [], []
+    files, stale = [], []
     for path in options.paths:
         if path.suffix == ".json":
             value = publication.read(path)
             wrong = publication.contradictions(value)
             if wrong:
                 raise DualPromptError(f"{path} contradicts itself: {'; '.join(wrong)}; publish it again")
-            told.append({"path": str(path), "markdown": publication.markdown(value)})
+            files.append({"path": str(path), "markdown": publication.markdown(value)})
         else:
             count, changed = blocks.fill(path, options.check)
-            told.append({"path": str(path), "blocks": count, "changed": changed})
+            files.append({"path": str(path), "blocks": count, "changed": changed})
             stale += [str(path)] if changed else []
     lines = [
         each["markdown"].rstrip("\n") if "markdown" in each
         else f"{each['path']}: {each['blocks']} blocks, {'changed' if each['changed'] else 'unchanged'}"
-        for each in told
+        for each in files
     ]  # fmt: skip
-    emit(options, {"files": told}, *lines)
+    emit(options, {"files": files}, *lines)
     if options.check and stale:
         raise DualPromptError(f"not what the published JSON says: {', '.join(stale)}; run `dualprompt publish` on them")
 

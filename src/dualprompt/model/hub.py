@@ -14,7 +14,7 @@ def upload(folder: Path, repo_id: str, message: str, private: bool, token: str |
     """Upload a saved model, in place of the one that is there; return the address of the change."""
     import huggingface_hub
 
-    with _told(repo_id):
+    with _hub_errors(repo_id):
         huggingface_hub.create_repo(repo_id, private=private, token=token, exist_ok=True)
         done = huggingface_hub.upload_folder(
             repo_id=repo_id,
@@ -30,7 +30,7 @@ def download(repo_id: str, revision: str | None, token: str | None) -> Path:
     """Return the folder of a downloaded model."""
     import huggingface_hub
 
-    with _told(repo_id):
+    with _hub_errors(repo_id):
         folder = huggingface_hub.snapshot_download(
             repo_id, revision=revision, token=token, allow_patterns=[saved.MODEL, "weights-*.safetensors"]
         )
@@ -38,7 +38,7 @@ def download(repo_id: str, revision: str | None, token: str | None) -> Path:
 
 
 @contextlib.contextmanager
-def _told(repo_id: str) -> Iterator[None]:
+def _hub_errors(repo_id: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # the client's own, its transport's and its downloader's errors share no base

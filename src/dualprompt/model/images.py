@@ -109,10 +109,10 @@ def read_all(images: Sequence[ImageLike], side: int, interpolation: str, progres
 
 def complaint(faults: Iterable[str], images: int) -> str:
     """Return one line about images that cannot be used; the first five are named."""
-    told = list(faults)
-    more = f"; and {len(told) - 5} more" if len(told) > 5 else ""
-    count = f"{len(told)} of {images} images cannot be used: " if images > 1 else ""
-    return f"{count}{'; '.join(told[:5])}{more}"
+    reasons = list(faults)
+    more = f"; and {len(reasons) - 5} more" if len(reasons) > 5 else ""
+    count = f"{len(reasons)} of {images} images cannot be used: " if images > 1 else ""
+    return f"{count}{'; '.join(reasons[:5])}{more}"
 
 
 def read_some(

@@ -40,7 +40,7 @@ def accuracy_grid(results: Sequence[Result], key: str = "accuracy_matrix") -> Gr
 
 def confusion_grid(results: Sequence[Result]) -> Grid:
     """Return which task's E-Prompt the images of each task used in the end, in percent of their number."""
-    shares = [[[100 * n / sum(row) for n in row] for row in result["matching_confusion"]] for result in results]
+    percents = [[[100 * n / sum(row) for n in row] for row in result["matching_confusion"]] for result in results]
     names = _task_names(results[0]["tasks"])
     title = "; ".join([f"{label(results[0])}: which task's E-Prompt is selected (%)", *explained([len(results)])])
     return Grid(
@@ -49,9 +49,9 @@ def confusion_grid(results: Sequence[Result]) -> Grid:
         "task of the image",
         _numbered(len(names)),
         names,
-        np.mean(shares, axis=0).tolist(),
+        np.mean(percents, axis=0).tolist(),
         "share (%)",
-        spread=np.std(shares, axis=0, ddof=1).tolist() if len(results) > 1 else None,
+        spread=np.std(percents, axis=0, ddof=1).tolist() if len(results) > 1 else None,
     )
 
 

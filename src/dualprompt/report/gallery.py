@@ -35,7 +35,7 @@ QUALITIES = (85, 70, 50)  # of JPEG, the first at which the pictures fit
 
 
 @dataclass(frozen=True, eq=False)
-class Judged:
+class Evaluated:
     """A run, and what it answered."""
 
     name: str
@@ -61,24 +61,24 @@ def items(labelled: Sequence[tuple[Run, Result]], progress: Progress = SILENT) -
 
 
 def _of_benchmark(group: Sequence[tuple[Run, Result]], most: int, progress: Progress) -> list[Item]:
-    judged, remarks = _judged(group)
-    if not judged:
+    evaluated, remarks = _evaluated(group)
+    if not evaluated:
         return [Text(remark) for remark in remarks]
-    best = max(judged, key=lambda each: each.result["average_accuracy"])
-    base = next((each for each in judged if each.name == BASELINE), judged[0])
-    counts = Shown(_counts(judged, base))
-    told = [Text(remark) for remark in remarks]
+    best = max(evaluated, key=lambda each: each.result["average_accuracy"])
+    base = next((each for each in evaluated if each.name == BASELINE), evaluated[0])
+    counts = Shown(_counts(evaluated, base))
+    notes = [Text(remark) for remark in remarks]
     try:
-        stream = _stream(judged[0].run, progress)
-        _check(judged, stream)
+        stream = _stream(evaluated[0].run, progress)
+        _check(evaluated, stream)
     except DualPromptError as error:
-        return [counts, *told, Text(f"The pictures themselves are not shown: {error}.")]
-    return [counts, *told, Text(_explained(base, best, len(judged))), *_strips(judged, base, best, stream, most)]
+        return [counts, *notes, Text(f"The pictures themselves are not shown: {error}.")]
+    return [counts, *notes, Text(_explained(base, best, len(evaluated))), *_strips(evaluated, base, best, stream, most)]
 
 
-def _judged(group: Sequence[tuple[Run, Result]]) -> tuple[list[Judged], list[str]]:
+def _evaluated(group: Sequence[tuple[Run, Result]]) -> tuple[list[Evaluated], list[str]]:
     """Return the first run of every method that saw the first one's images, and what is to be said of the others."""
-    found: list[Judged] = []
+    found: list[Evaluated] = []
     remarks: list[str] = []
     seen: set[str] = set()
     data = group[0][0].manifest()["identity"]["data"]
@@ -93,32 +93,32 @@ def _judged(group: Sequence[tuple[Run, Result]]) -> tuple[list[Judged], list[str
             remarks.append(f"{name} is left out here: {error}.")
             continue
         if found and not found[0].answers.truth.equal(answers.truth):
-            remarks.append(f"{name} is left out here: it was judged on other images.")
+            remarks.append(f"{name} is left out here: it was evaluated on other images.")
             continue
-        found.append(Judged(name, run, result, answers))
+        found.append(Evaluated(name, run, result, answers))
     return found, remarks
 
 
-def _counts(judged: Sequence[Judged], base: Judged) -> Sheet:
+def _counts(evaluated: Sequence[Evaluated], base: Evaluated) -> Sheet:
     """Return how many of all test images each method gets right, and where that differs from the baseline."""
     rows = []
-    for each in judged:
+    for each in evaluated:
         right, total = each.right, len(each.right)
         cells = (each.name, f"{int(right.sum()):,}", f"{total:,}", f"{100 * right.mean():.1f}")
         gains = (f"{int((right & ~base.right).sum()):,}", f"{int((~right & base.right).sum()):,}")
         rows.append((*cells, *(gains if each is not base else ("", ""))))
     columns = [Column("method", right=False), Column("right"), Column("of"), Column("%")]
     columns += [Column(f"right where\n{base.name} is wrong"), Column(f"wrong where\n{base.name} is right")]
-    alone = len(judged) == 1
+    alone = len(evaluated) == 1
     return Sheet(
-        f"all test images after the last task, seed {judged[0].result['seed']}",
+        f"all test images after the last task, seed {evaluated[0].result['seed']}",
         tuple(columns[:4] if alone else columns),
         (tuple(row[:4] if alone else row for row in rows),),
         ("%: of all images; A is the mean over tasks, which may have different numbers of images",),
     )
 
 
-def _explained(base: Judged, best: Judged, methods: int) -> str:
+def _explained(base: Evaluated, best: Evaluated, methods: int) -> str:
     order = f"first some that {best.name} gets right, then some that it gets wrong"
     if base is not best:
         order = (
@@ -143,12 +143,12 @@ def _stream(run: Run, progress: Progress) -> TaskStream:
     return stream
 
 
-def _check(judged: Sequence[Judged], stream: TaskStream) -> None:
+def _check(evaluated: Sequence[Evaluated], stream: TaskStream) -> None:
     """Refuse predictions that are not of these images."""
-    config = judged[0].run.config().benchmark
+    config = evaluated[0].run.config().benchmark
     subsets = [task.judged(config.evaluate_on) for task in stream.tasks]
     truth = np.concatenate([subset.labels.numpy() for subset in subsets])
-    for each in judged:
+    for each in evaluated:
         path, answers = each.run.predictions_path, each.answers
         if answers.counts.tolist() != list(map(len, subsets)) or not np.array_equal(answers.truth.numpy(), truth):
             raise DualPromptError(f"{path} is of other images than the run's; restore it, or make the run again")
@@ -156,12 +156,14 @@ def _check(judged: Sequence[Judged], stream: TaskStream) -> None:
             raise DualPromptError(f"{path} names a class or task that there is not; restore it, or make the run again")
 
 
-def _strips(judged: Sequence[Judged], base: Judged, best: Judged, stream: TaskStream, most: int) -> list[Item]:
+def _strips(
+    evaluated: Sequence[Evaluated], base: Evaluated, best: Evaluated, stream: TaskStream, most: int
+) -> list[Item]:
     each = min(EACH, max(1, most // len(stream.tasks)))
-    shown = [one for one in judged if one in (base, best)]
-    shown += [one for one in judged if one not in shown][: METHODS - len(shown)]
-    shown = [one for one in judged if one in shown]
-    chosen = chosen_images(best.right, base.right, np.any([one.right for one in judged], axis=0), best.answers, each)
+    shown = [one for one in evaluated if one in (base, best)]
+    shown += [one for one in evaluated if one not in shown][: METHODS - len(shown)]
+    shown = [one for one in evaluated if one in shown]
+    chosen = chosen_images(best.right, base.right, np.any([one.right for one in evaluated], axis=0), best.answers, each)
     config = best.run.config().benchmark
     pictures, places = [], []
     first = 0
@@ -202,12 +204,12 @@ def chosen_images(
     return chosen
 
 
-def _answer(judged: Judged, row: int, task: int, stream: TaskStream) -> Answer:
-    answers = judged.answers
+def _answer(evaluated: Evaluated, row: int, task: int, stream: TaskStream) -> Answer:
+    answers = evaluated.answers
     said, selected = int(answers.label[row]), int(answers.selected[row])
     remark = f"matched to task {selected + 1}" if selected not in (-1, task) else ""
     percent = round(100 * float(answers.probability[row]))
-    return Answer(judged.name, _class(stream, said, task), percent, bool(answers.right[row]), remark)
+    return Answer(evaluated.name, _class(stream, said, task), percent, bool(answers.right[row]), remark)
 
 
 def _class(stream: TaskStream, number: int, task: int) -> str:

@@ -61,5 +61,5 @@ def plane(prompts: Prompts, seed: int = 0) -> Points:
 def _thinned(vectors: np.ndarray) -> np.ndarray:
     """Return vectors at evenly spread places, so that no more than MOST points are drawn."""
     tasks, count, _ = vectors.shape
-    keep = min(count, max(1, MOST // tasks))
-    return vectors[:, [place * count // keep for place in range(keep)]] if count else vectors
+    drawn = min(count, max(1, MOST // tasks))
+    return vectors[:, [place * count // drawn for place in range(drawn)]] if count else vectors

@@ -23,9 +23,9 @@ Labelled = list[tuple[Run, Result]]  # runs and their results, whose labels tell
 def of_runs(labelled: Labelled, progress: Progress = SILENT) -> list[Section]:
     """Return what there is to say of finished runs."""
     results = [result for _, result in labelled]
-    judged = [*results, *(again for run, result in labelled for again in _judged_again(run, result))]
+    evaluated = [*results, *(again for run, result in labelled for again in _evaluated_again(run, result))]
     sections = [
-        Section("results", "Results", [Shown(headline_sheet(judged)), Text(_explained())]),
+        Section("results", "Results", [Shown(headline_sheet(evaluated)), Text(_explained())]),
         Section("curves", "Over the tasks", _curves(results)),
         Section("accuracy", "Accuracy matrices", _matrices(results)),
         Section("pictures", "Test pictures", gallery.items(labelled, progress)),
@@ -47,7 +47,7 @@ def _explained() -> str:
     )
 
 
-def _judged_again(run: Run, result: Result) -> list[Result]:
+def _evaluated_again(run: Run, result: Result) -> list[Result]:
     """Return what `dualprompt eval` found with other selections."""
     found = [run.read_result(path) for path in sorted(run.folder.glob("eval-*.json"))]
     other = [again for again in found if again["selection"] != result["selection"]]

@@ -1,7 +1,7 @@
 """Whether a difference is more than noise: the one rule by which studies and tables pass a verdict.
 
 Over several seeds, a difference counts if the two-sided 95 % t-interval of its paired values excludes 0. On one seed it
-counts if it is beyond two standard errors of the two accuracies, which are binomial shares of the images judged; these
+counts if it is beyond two standard errors of the two accuracies, which are binomial shares of the images; these
 errors are added as if the images were others, which is on the safe side. Else it cannot be told.
 """
 
@@ -39,7 +39,7 @@ class Difference:
         """Return how far it is above a level that has no noise."""
         return replace(self, mean=self.mean - level)
 
-    def told(self, unit: str = " points") -> str:
+    def in_words(self, unit: str = " points") -> str:
         """Return it in words, with its noise."""
         if self.seeds == 1:
             noise = "noise unknown" if self.margin is None else f"two standard errors: {self.margin:.2f}"
@@ -70,7 +70,7 @@ Results = Iterable[Mapping[str, Any]]
 def paired(results: Results, others: Results, key: str = "average_accuracy") -> Difference | None:
     """Compare two lists of results over the seeds that both have; None if there is none.
 
-    On one seed the noise of A is known, from the images judged; that of other metrics is not.
+    On one seed the noise of A is known, from the images evaluated; that of other metrics is not.
     """
     mine, theirs = ({result["seed"]: result for result in each} for each in (results, others))
     common = [seed for seed in mine if seed in theirs]
@@ -114,7 +114,7 @@ class Verdict:
         return asdict(self) | {"sentence": self.sentence}
 
 
-def judge(
+def verdict_on(
     claim: str,
     difference: Difference | None,
     expected: float = 1.0,
@@ -124,7 +124,7 @@ def judge(
     of: str = "",
 ) -> Verdict:
     """Pass a verdict on a claim that a difference has a sign; `of` says what the difference is of."""
-    found = "there are no runs to compare" if difference is None else difference.told(unit) + (of and f" {of}")
+    found = "there are no runs to compare" if difference is None else difference.in_words(unit) + (of and f" {of}")
     return Verdict(claim, decide(difference, expected), difference, found, paper)
 
 

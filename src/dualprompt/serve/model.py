@@ -36,7 +36,7 @@ class ServedModel:
 
     Everything the server writes lies in the directory `work` inside the model's own. A lock keeps a second server and
     commands that change the model away; the process that learns inherits it, so that after a crash a new server waits
-    until that one has ended too. `waiting` hears of it when somebody else holds the lock.
+    until that one has ended too. `waiting` is called when somebody else holds the lock.
     """
 
     def __init__(self, path: Path, device: str = "auto", waiting: Callable[[str], None] = lambda text: None) -> None:

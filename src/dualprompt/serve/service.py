@@ -1,4 +1,4 @@
-"""What the routes do: predict in batches, take lessons, forget."""
+"""What the routes do: predict in batches, take new tasks, forget."""
 
 from __future__ import annotations
 

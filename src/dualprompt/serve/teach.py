@@ -85,10 +85,10 @@ class Reporter(Progress):
         self.tell(message=description)
         yield _Reported(self, description, total, done)
 
-    def advance(self, description: str, share: float, loss: float | None) -> None:
-        """Pass on that `share` of a piece of work is done, a few times a second at most."""
+    def advance(self, description: str, fraction: float, loss: float | None) -> None:
+        """Pass on that `fraction` of a piece of work is done, a few times a second at most."""
         first, last = SPANS.get(description, TRAINING)
-        self.furthest = max(self.furthest, first + min(share, 1.0) * (last - first))
+        self.furthest = max(self.furthest, first + min(fraction, 1.0) * (last - first))
         if time.monotonic() - self._last > SECONDS_BETWEEN:
             self._last = time.monotonic()
             self.tell(progress=round(self.furthest, 4), **({} if loss is None else {"loss": loss}))
@@ -137,7 +137,7 @@ def teach(model: Path, job: Path, reporter: Reporter) -> None:
 
 
 def main() -> int:
-    """Teach; return 0 when the new model is saved, 2 when the error was told."""
+    """Teach; return 0 when the new model is saved, 2 when the error was reported."""
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what a library prints must not end up among our lines
     threading.Thread(target=_end_with_server, daemon=True).start()

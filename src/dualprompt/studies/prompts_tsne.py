@@ -8,8 +8,8 @@ from dualprompt.report.prompt_map import collect, plane
 from dualprompt.report.sheet import Column, Sheet
 from dualprompt.report.tables import ABSENT, explained
 from dualprompt.report.tables import over_seeds as shown
-from dualprompt.report.verdict import RULE, judge, over_seeds
-from dualprompt.studies.study import Lab, Outcome, Setting, Study
+from dualprompt.report.verdict import RULE, over_seeds, verdict_on
+from dualprompt.studies.study import Context, Outcome, Setting, Study
 from dualprompt.studies.words import about, finding
 
 
@@ -22,9 +22,9 @@ def movement(vectors: np.ndarray) -> float | None:
     return float(np.mean(apart) / np.linalg.norm(vectors, axis=-1).mean())
 
 
-def run(lab: Lab) -> Outcome:
+def run(context: Context) -> Outcome:
     """Return the plane of the first seed, and how far prompts move between tasks."""
-    rows = lab.test([Setting("DualPrompt", {"method.name": "dualprompt"})])
+    rows = context.test([Setting("DualPrompt", {"method.name": "dualprompt"})])
     finished = [each for each in rows[0].obtained if not each.error]
     if not finished:
         return Outcome("Every run failed.", (), rows=tuple(rows))
@@ -39,7 +39,9 @@ def run(lab: Lab) -> Outcome:
             f"{far / near if near else float('inf'):.1f}."
         )
         gap = over_seeds([one - other for one, other in pairs])
-        verdicts = [judge("E-Prompts of different tasks lie further apart than G moves", gap, unit=" of their length")]
+        verdicts = [
+            verdict_on("E-Prompts of different tasks lie further apart than G moves", gap, unit=" of their length")
+        ]
     lines = [
         (kind, f"{vectors[0].size:,}", ABSENT if values[0] is None else shown(values))
         for kind, vectors, values in (("E-Prompt", every[0].e, e), ("G-Prompt", every[0].g, g))

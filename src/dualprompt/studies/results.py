@@ -12,24 +12,26 @@ from dualprompt.report.pictures import as_plain, save_with_data
 from dualprompt.report.sheet import as_csv, as_markdown, as_rich
 from dualprompt.report.study_files import FILE
 from dualprompt.report.tables import text
-from dualprompt.studies.study import Lab, Outcome, Study
+from dualprompt.studies.study import Context, Outcome, Study
 from dualprompt.sweeps.folders import free
 from dualprompt.training.run import CIRCUMSTANCES, config_digest
 
 
-def question(study: Study, lab: Lab) -> str:
+def question(study: Study, context: Context) -> str:
     """Return the hash of all that decides what a study finds, but for images and weights."""
-    budget = None if study.goes_on else lab.budget
-    return digest([study.name, config_digest(lab.config({})), lab.seeds, budget, lab.buffers, lab.methods])
+    budget = None if study.goes_on else context.budget
+    return digest(
+        [study.name, config_digest(context.config({})), context.seeds, budget, context.buffers, context.methods]
+    )
 
 
-def publish(study: Study, lab: Lab, outcome: Outcome) -> dict[str, Any]:
+def publish(study: Study, context: Context, outcome: Outcome) -> dict[str, Any]:
     """Write everything into the study's folder; return what study.json says."""
-    folder, asked = lab.folder, question(study, lab)
+    folder, asked = context.folder, question(study, context)
     if not free(folder, FILE, asked):  # since another has come to its end while this one was carried out
         raise DualPromptError(f"{folder} now holds a study with other options; give the command again, runs are kept")
     rows = [row.plain() for row in outcome.rows]
-    config = lab.config({})
+    config = context.config({})
     value = {
         "study": study.name,
         "title": study.title,
@@ -38,13 +40,13 @@ def publish(study: Study, lab: Lab, outcome: Outcome) -> dict[str, Any]:
         "verdicts": [verdict.plain() for verdict in outcome.verdicts],
         "question": asked,
         "folder": str(folder),
-        "preset": lab.preset,
+        "preset": context.preset,
         "benchmark": config.benchmark.name,
         "backbone": config.backbone.name,
         "recipe": config.train.recipe,
-        "overrides": {key: v for key, v in lab.overrides.items() if key.partition(".")[0] not in CIRCUMSTANCES},
-        "seeds": lab.seeds,
-        "budget": lab.budget,
+        "overrides": {key: v for key, v in context.overrides.items() if key.partition(".")[0] not in CIRCUMSTANCES},
+        "seeds": context.seeds,
+        "budget": context.budget,
         "chosen": outcome.chosen,
         "rows": rows,
         "tables": [asdict(sheet) for sheet in outcome.sheets],

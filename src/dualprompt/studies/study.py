@@ -103,7 +103,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Lab:
+class Context:
     """Where a study's runs come from: a preset's recipe with overrides, seeds, a budget, and a store of runs."""
 
     preset: str
@@ -154,13 +154,13 @@ class Lab:
 
     def test(self, settings: Sequence[Setting], part: str = "test") -> list[Row]:
         """Run settings on the test images, trained on all training images."""
-        whole = {"benchmark.validation": 0.0, "benchmark.evaluate_on": "test"}
-        return self._rows(part, settings, whole)
+        all_images = {"benchmark.validation": 0.0, "benchmark.evaluate_on": "test"}
+        return self._rows(part, settings, all_images)
 
-    def _rows(self, part: str, settings: Sequence[Setting], judged: dict[str, Any]) -> list[Row]:
+    def _rows(self, part: str, settings: Sequence[Setting], split: dict[str, Any]) -> list[Row]:
         if self.seeds < 1:
             raise DualPromptError(f"--seeds must be at least 1, found {self.seeds}")
-        configs = [self.config(setting.options | judged) for setting in settings]
+        configs = [self.config(setting.options | split) for setting in settings]
         # Seed after seed, so that settings share the images of one class order.
         every = [c.model_copy(update={"seed": c.seed + n}) for n in range(self.seeds) for c in configs]
         found = self.obtain(every)
@@ -174,7 +174,7 @@ class Study:
     name: str
     title: str
     summary: str  # what the paper found, which is what the study looks for
-    run: Callable[[Lab], Outcome]
+    run: Callable[[Context], Outcome]
     seeds: int = 1  # unless the user says otherwise
     searches: bool = False  # whether a budget means something to it
     mini_budget: int | None = None  # for the embedded benchmark, unless the user says otherwise
@@ -194,13 +194,13 @@ def load(name: str) -> Study:
     return importlib.import_module(f"dualprompt.studies.{name.replace('-', '_')}").STUDY
 
 
-def spread_out(values: Sequence[int], count: int | None, keep: Sequence[int] = ()) -> list[int]:
-    """Return at most `count` of ordered values: those of `keep` that are there, the ends, and others in between."""
+def spread_out(values: Sequence[int], count: int | None, always: Sequence[int] = ()) -> list[int]:
+    """Return at most `count` of ordered values: those of `always` that are there, the ends, and others in between."""
     if count is None or count >= len(values):
         return list(values)
     if count < 1:
         raise DualPromptError(f"--budget must be at least 1, found {count}")
-    wanted = [value for value in (*keep, values[-1], values[0]) if value in values]
+    wanted = [value for value in (*always, values[-1], values[0]) if value in values]
     chosen = set(list(dict.fromkeys(wanted))[:count])
     while len(chosen) < count:  # the value that is farthest from all chosen ones comes next
         rest = [value for value in values if value not in chosen]

@@ -301,7 +301,7 @@ def sheet(rows: Sequence[Row], reference: Row | None = None) -> Sheet:
 def _settings(rows: Sequence[Row]) -> list[str]:
     """Say which settings are not the recipe's, and whose they are."""
     labels = list(dict.fromkeys(row.line.label for row in rows))
-    told = []
+    remarks = []
     for origin, words in SETTERS.items():
         alike: dict[tuple[str, ...], list[str]] = {}
         for row in rows:
@@ -314,15 +314,15 @@ def _settings(rows: Sequence[Row]) -> list[str]:
             for keys, names in alike.items()
             if keys
         ]
-        told += [f"{words}: {'; '.join(groups)}"] if groups else []
-    return told
+        remarks += [f"{words}: {'; '.join(groups)}"] if groups else []
+    return remarks
 
 
 def _other_code(rows: Sequence[Row]) -> list[str]:
     """Say which lines have runs that other code made than that at hand."""
     counts = [(row, sum(each.other_code for each in row.finished)) for row in rows]
-    told = ", ".join(f"{row.line.name} ({count} of {len(row.finished)})" for row, count in counts if count)
-    return [f"made by other code than this version's: {told}"] if told else []
+    listed = ", ".join(f"{row.line.name} ({count} of {len(row.finished)})" for row, count in counts if count)
+    return [f"made by other code than this version's: {listed}"] if listed else []
 
 
 def _compared(gap: Difference | None) -> tuple[str, str]:

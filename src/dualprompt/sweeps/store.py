@@ -287,9 +287,9 @@ def one_by_one(missing: Sequence[Obtained], progress: Progress, count: Count, pa
             count(asked, None, "")
 
 
-def _carry_out(asked: Obtained, progress: Progress, share: Setup | None) -> Setup:
+def _carry_out(asked: Obtained, progress: Progress, shared: Setup | None) -> Setup:
     run = asked.run
-    setup = prepare(group.elsewhere_config(run.folder, asked.config, {}), progress, share=share)
+    setup = prepare(group.elsewhere_config(run.folder, asked.config, {}), progress, share=shared)
     sweep(run.folder)
     if run.manifest_path.is_file():
         run.check_same(setup.identity)
@@ -350,16 +350,16 @@ class _Child:
             self.held = stack.pop_all()
 
     def end(self) -> tuple[str | None, str]:
-        """Return what went wrong in the ended process, if anything, and all that it said."""
+        """Return what went wrong in the ended process, if anything, and all that it wrote."""
         self.held.close()
-        said = _said(self.asked.run.folder / OUTPUT)
+        output = _output(self.asked.run.folder / OUTPUT)
         if self.process.returncode == 0:
-            return None, said
-        last = said.strip().rpartition("\n")[2].removeprefix("dualprompt: error: ")
-        return last or f"its process ended with code {self.process.returncode}", said
+            return None, output
+        last = output.strip().rpartition("\n")[2].removeprefix("dualprompt: error: ")
+        return last or f"its process ended with code {self.process.returncode}", output
 
 
-def _said(path: Path) -> str:
+def _output(path: Path) -> str:
     """Return what a process wrote; it may have been removed or replaced meanwhile."""
     try:
         return read_bytes(path, MOST_SAID).decode(errors="replace")

@@ -79,11 +79,11 @@ class Sweep:
         """Return the values and the config of every try, by method; whatever is wrong with one shows here."""
         if self.overrides.get("benchmark.evaluate_on", "validation") != "validation":
             raise DualPromptError(
-                "a sweep is judged on validation images only; leave benchmark.evaluate_on out, "
+                "a sweep is evaluated on validation images only; leave benchmark.evaluate_on out, "
                 "and test the winner with `dualprompt run` or `dualprompt table`"
             )
         grids = {name: _points(self.grid or own_grid(name, self._compose(name, {}))) for name in self.methods}
-        # A method with nothing to choose is judged once, and takes no tries from the others.
+        # A method with nothing to choose is evaluated once, and takes no tries from the others.
         smallest = min(grids, key=lambda name: (grids[name] == [{}], len(grids[name])))
         most = len(grids[smallest])
         if self.budget is not None and not 1 <= self.budget <= most:
@@ -211,7 +211,7 @@ class Sweep:
             ),
             tuple(tuple(rows) for rows in groups.values()),
             (
-                f"judged on {about['validation']:.0%} of the training images, held out; "
+                f"evaluated on {about['validation']:.0%} of the training images, held out; "
                 f"{about['budget']} configurations a method{kept}",
                 *self._remarks(tries),
                 *_noise(tries),
@@ -220,19 +220,21 @@ class Sweep:
 
     def _remarks(self, tries: Sequence[Try]) -> list[str]:
         """Say where the sweep is not in the table's regime, and where its best lie at an edge."""
-        told = []
+        remarks = []
         if departs := self.departures():
             listed = ", ".join(f"{key} {value}" for key, value in departs.items())
-            told.append(f"reduced, not the regime of the main table: {listed}")
+            remarks.append(f"reduced, not the regime of the main table: {listed}")
         if any(tried.beyond for tried in tries):
-            told.append(f"a winner at the edge of the values tried is followed beyond it, {self.extend} tries at most")
+            remarks.append(
+                f"a winner at the edge of the values tried is followed beyond it, {self.extend} tries at most"
+            )
         edges: dict[str, list[str]] = {}
         for best in (tried for tried in tries if tried.best):
             found = _edges(best, [tried for tried in tries if tried.method == best.method])
             edges[best.method] = [key.removeprefix("method.") for key in found]
         if left := ", ".join(f"{name} ({', '.join(keys)})" for name, keys in edges.items() if keys):
-            told.append(f"still at an edge: {left}")
-        return told
+            remarks.append(f"still at an edge: {left}")
+        return remarks
 
 
 def _edges(best: Try, tries: Sequence[Try]) -> dict[str, float]:
