@@ -28,7 +28,7 @@ from PIL import Image
 from dualprompt import __version__
 from dualprompt.backbones import weights
 from dualprompt.backbones.known import EMBEDDED, REPLACED
-from dualprompt.config import RunConfig, merge, nested, parse
+from dualprompt.config import RunConfig, parse
 from dualprompt.data.folder import one_form, refuse_case
 from dualprompt.data.stream import TaskStream
 from dualprompt.data.views import View
@@ -49,7 +49,7 @@ from dualprompt.model.images import (
     read_some,
 )
 from dualprompt.model.names import Kind, find, free_name, refuse_unprintable
-from dualprompt.model.network import HEAD, Kept, Network, Row, bytes_of, compact, refuse_misfits, without
+from dualprompt.model.network import HEAD, HeadRow, Kept, Network, bytes_of, compact, refuse_misfits, without
 from dualprompt.model.results import Answer, Calibration, Evaluation, Level, Score, TaskInfo
 from dualprompt.model.task import FEWEST, fingerprint, held_out, state_digest, task_of
 from dualprompt.progress import SILENT, Progress
@@ -59,6 +59,7 @@ from dualprompt.training.feed import Feed
 from dualprompt.training.loop import extend
 from dualprompt.training.run import Run, config_digest
 from dualprompt.training.setup import Setup
+from dualprompt.values import merge, nested
 
 __all__ = ["Answer", "Calibration", "ContinualLearner", "Evaluation", "ImageLike", "Level", "Score", "TaskInfo"]
 
@@ -80,7 +81,7 @@ class _Model:
     method: Method
     network: Network
     tasks: tuple[TaskInfo, ...] = ()
-    rows: tuple[Row | None, ...] = ()
+    rows: tuple[HeadRow | None, ...] = ()
     next_id: int = 1
     trust: Trust = field(default_factory=dict)
 
@@ -142,7 +143,7 @@ class ContinualLearner:
     def _made(
         self,
         tasks: tuple[TaskInfo, ...],
-        rows: tuple[Row | None, ...],
+        rows: tuple[HeadRow | None, ...],
         next_id: int,
         trust: Trust,
         state: State,

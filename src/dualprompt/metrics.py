@@ -76,11 +76,6 @@ def over_tasks(S: Matrix) -> dict[str, list[float]]:
     }
 
 
-def difference_to_upper_bound(average: float, upper_bound: float) -> float:
-    """Return Diff: how far an average accuracy stays below the upper bound's."""
-    return upper_bound - average
-
-
 def mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
     """Return the mean and the sample standard deviation over seeds (0 for a single seed)."""
     return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0

@@ -19,6 +19,11 @@ def duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if minutes < 2 else f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"
 
 
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """Return a number with its noun; `plural` where that is more than an s."""
+    return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
+
+
 class Bar:
     """One piece of long work. This one shows nothing."""
 

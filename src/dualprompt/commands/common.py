@@ -185,12 +185,18 @@ def emit(options: argparse.Namespace, value: Any, *tables: Table | str) -> None:
             console.print(table)
 
 
-def fitting_sheet(sheet: Sheet) -> Table:
-    """Return a table, without its lesser columns where the terminal is too narrow for them."""
+def to_width(draw: Callable[[bool], Table]) -> Table:
+    """Return the table that `draw(brief)` makes, brief where the terminal is too narrow for all of its columns."""
     from rich.console import Console
 
-    from dualprompt.report.sheet import as_rich
     from dualprompt.report.tables import wide
 
-    console, table = Console(), as_rich(sheet)
-    return as_rich(sheet, brief=True) if console.is_terminal and wide(table) > console.width else table
+    console, table = Console(), draw(False)
+    return draw(True) if console.is_terminal and wide(table) > console.width else table
+
+
+def sheet_to_width(sheet: Sheet) -> Table:
+    """Return a sheet for the terminal, without its lesser columns where that is too narrow for them."""
+    from dualprompt.report.sheet import as_rich
+
+    return to_width(lambda brief: as_rich(sheet, brief))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from dualprompt.commands.common import DEVICE, Commands, Do, Parser, emit
 from dualprompt.errors import DualPromptError, InterruptedRunError
+from dualprompt.progress import counted
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -169,17 +170,12 @@ def do_learn(options: argparse.Namespace) -> None:
         learner.save(options.model)
     shutil.rmtree(work, ignore_errors=True)
     measured = "" if task.accuracy is None else f", {task.accuracy:.1f} % of the images held out were right"
-    amount = f"{counted(len(task.classes), 'class', 'classes')} from {counted(task.images, 'image', 'images')}"
+    amount = f"{counted(len(task.classes), 'class', 'classes')} from {counted(task.images, 'image')}"
     messages = [f"learned task {task.id} ('{task.name}'): {amount}{measured}"]
     if learner.threshold is not None:
         messages.append("the threshold for 'none of these' is that of before; `dualprompt calibrate` sets it anew")
     value = {"model": str(options.model), "learned": task.to_dict(), **learner.info()}
     emit(options, value, tasks_table(learner), *messages)
-
-
-def counted(number: int, one: str, many: str) -> str:
-    """Return a number with its noun."""
-    return f"{number} {one if number == 1 else many}"
 
 
 def tasks_table(learner: ContinualLearner) -> Table:

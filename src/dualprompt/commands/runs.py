@@ -7,13 +7,21 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dualprompt.commands.common import DEVICE, PRECISION, Commands, add_devices, add_track, emit, names, trackers
+from dualprompt.commands.common import (
+    DEVICE,
+    PRECISION,
+    Commands,
+    add_devices,
+    add_track,
+    emit,
+    names,
+    to_width,
+    trackers,
+)
 from dualprompt.errors import DualPromptError
 from dualprompt.progress import speaks
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from dualprompt.training.group import Member
     from dualprompt.training.run import Run
 
@@ -165,20 +173,9 @@ def conclude(options: argparse.Namespace, runs: list[Run], folder: Path) -> None
         options,
         run_files.combined(runs, folder) | {"pictures": [str(path) for path in pictures]},
         *(tables.accuracy_matrix(result) for result in shown),
-        fitting(results),
+        to_width(lambda brief: tables.headline(results, brief)),
         "\n".join(["pictures:", *(f"  {path}" for path in pictures[:LISTED]), *more]),
     )
-
-
-def fitting(results: list[dict[str, Any]]) -> Table:
-    """Return the headline table, without its lesser columns where the terminal is too narrow for them."""
-    from rich.console import Console
-
-    from dualprompt.report import tables
-
-    console, table = Console(), tables.headline(results)
-    too_wide = console.is_terminal and tables.wide(table) > console.width
-    return tables.headline(results, brief=True) if too_wide else table
 
 
 def do_eval(options: argparse.Namespace) -> None:
@@ -215,7 +212,8 @@ def do_eval(options: argparse.Namespace) -> None:
         value = {"selections": {result["selection"]: result for result in found}}
     else:
         value = {"results": found}
-    emit(options, value, *(tables.accuracy_matrix(result) for result in found), fitting([*found, *beside]))
+    matrices = [tables.accuracy_matrix(result) for result in found]
+    emit(options, value, *matrices, to_width(lambda brief: tables.headline([*found, *beside], brief)))
 
 
 def do_show(options: argparse.Namespace) -> None:

@@ -13,9 +13,9 @@ from dualprompt.commands.common import (
     Parser,
     add_store,
     emit,
-    fitting_sheet,
     many_overrides,
     names,
+    sheet_to_width,
     sizes,
     workers,
 )
@@ -224,7 +224,7 @@ def do_table(options: argparse.Namespace) -> None:
     }[form]()
     if options.out:
         write_text(options.out, written)
-    shown = fitting_sheet(sheet) if form == "text" else written.rstrip("\n")
+    shown = sheet_to_width(sheet) if form == "text" else written.rstrip("\n")
     emit(options, main_table.combined(rows, reference), shown)
     store.complain([each for row in rows for each in row.obtained])
     if options.publish:
@@ -259,7 +259,7 @@ def do_sweep(options: argparse.Namespace) -> None:
     write_text(folder / "sweep.md", f"{as_markdown(sheet)}\nTo put {where}:\n\n```yaml\n{lines}\n```\n")
     write_json(folder / "sweep.json", value)
     message = f"also in {folder / 'sweep.md'} and sweep.json; the winners, to put {where}:\n{lines}"
-    emit(options, value, fitting_sheet(sheet), message)
+    emit(options, value, sheet_to_width(sheet), message)
     store.complain([each.obtained for each in tries])
     if options.publish:
         groups = [({"label": each.method, "values": each.values, "best": each.best}, [each.obtained]) for each in tries]
@@ -268,7 +268,7 @@ def do_sweep(options: argparse.Namespace) -> None:
 
 def read_axis(text: str) -> tuple[str, tuple[Any, ...]]:
     """Read OPTION=VALUE,VALUE,…"""
-    from dualprompt.config import read_value
+    from dualprompt.values import read_value
 
     key, equals, values = text.partition("=")
     if not equals or not values:
@@ -314,7 +314,7 @@ def do_study(options: argparse.Namespace) -> None:
         outcome = chosen.run(context)
         value = results.publish(chosen, context, outcome)
     where = f"also in {context.folder}; a page of it: dualprompt report {shlex.quote(str(context.folder))}"
-    emit(options, value, *(fitting_sheet(sheet) for sheet in outcome.sheets), outcome.finding, where)
+    emit(options, value, *(sheet_to_width(sheet) for sheet in outcome.sheets), outcome.finding, where)
     store.complain([each for row in outcome.rows for each in row.obtained])
     if options.publish:
         groups = [
@@ -367,4 +367,4 @@ def do_compare(options: argparse.Namespace) -> None:
     from dualprompt.report.run_files import finished_runs
 
     value = compare.compare(*(finished_runs(folder) for folder in options.runs))
-    emit(options, value, *(fitting_sheet(sheet) for sheet in compare.sheets(value)))
+    emit(options, value, *(sheet_to_width(sheet) for sheet in compare.sheets(value)))

@@ -201,18 +201,18 @@ def _of_pairs(pairs: Any) -> dict[str, list[ImageLike]]:
 def listed(images: ImageLike | Sequence[ImageLike]) -> tuple[list[ImageLike], bool]:
     """Return the images that are meant, and whether it is one alone; a folder stands for all images below it."""
     if isinstance(images, str | Path) and Path(images).expanduser().is_dir():
-        return _below(Path(images).expanduser()), False
+        return _images_below(Path(images).expanduser()), False
     several = isinstance(images, Sequence) and not isinstance(images, str | bytes | bytearray | memoryview)
     if not several and not (isinstance(images, np.ndarray) and images.ndim == 4):
         return [cast(ImageLike, images)], True  # what is no image is named when it is read
     found: list[ImageLike] = []
     for image in cast(Sequence[ImageLike], images):
         folder = isinstance(image, str | Path) and Path(image).expanduser().is_dir()
-        found.extend(_below(Path(str(image)).expanduser()) if folder else [image])
+        found.extend(_images_below(Path(str(image)).expanduser()) if folder else [image])
     return found, False
 
 
-def _below(folder: Path) -> list[ImageLike]:
+def _images_below(folder: Path) -> list[ImageLike]:
     found = images_in(folder)
     if not found:
         raise DualPromptError(f"{folder} holds no images; they end in {', '.join(sorted(EXTENSIONS))}")

@@ -14,7 +14,7 @@ from dualprompt.training.checkpoint import State
 
 Of = Mapping[str, int | None]
 HEAD = ("head.weight", "head.bias")
-Row = tuple[int, str]
+HeadRow = tuple[int, str]
 """A row of the head: the id of the task that taught it, and its label."""
 
 
@@ -31,7 +31,7 @@ class Network(nn.Module):
         method: Method,
         mean: Sequence[float],
         std: Sequence[float],
-        rows: Sequence[Row | None],
+        rows: Sequence[HeadRow | None],
     ) -> None:
         super().__init__()
         self.method = method.eval().requires_grad_(False)
@@ -70,7 +70,9 @@ class Kept:
     """The tensors of a model, and what each row of its head is."""
 
     state: State
-    rows: tuple[Row | None, ...]  # None: a forgotten class. Its row is zero, so that sums over the others stay exact.
+    rows: tuple[
+        HeadRow | None, ...
+    ]  # None: a forgotten class; its row is zero, so that sums over the others stay exact
 
 
 def refuse_misfits(kept: Kept, of_task: Of, sizes: Sequence[int]) -> None:

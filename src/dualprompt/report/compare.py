@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dualprompt.config import flat
 from dualprompt.errors import DualPromptError
 from dualprompt.report.run_files import combined
 from dualprompt.report.sheet import Column, Sheet
 from dualprompt.report.tables import ABSENT, METRICS, by_method, label
 from dualprompt.training.group import BASELINE
 from dualprompt.training.run import Run
+from dualprompt.values import flat
 
 
 def compare(one: Sequence[Run], other: Sequence[Run]) -> dict[str, Any]:

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from dualprompt.errors import DualPromptError
 from dualprompt.files import beside, digest, disk_errors
+from dualprompt.progress import counted
 from dualprompt.report.pictures import Line, Lines
 from dualprompt.report.tables import explained
 from dualprompt.report.verdict import verdict_on
 from dualprompt.seeds import derive
 from dualprompt.studies.positions import attached
 from dualprompt.studies.study import HELD_OUT, Context, Outcome, Row, Setting, Study, best
-from dualprompt.studies.words import about, between, counted, finding, spread, table
+from dualprompt.studies.words import about, between, finding, spread, table
 from dualprompt.sweeps import paper
 from dualprompt.training.code import fingerprint
 from dualprompt.training.run import config_digest

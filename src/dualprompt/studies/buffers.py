@@ -6,11 +6,13 @@ from collections.abc import Sequence
 
 from dualprompt.config import BUFFER_SIZE
 from dualprompt.errors import DualPromptError
+from dualprompt.progress import counted
 from dualprompt.report.pictures import Line, Lines
 from dualprompt.report.verdict import Verdict, decide, verdict_on
-from dualprompt.studies.study import Context, Outcome, Row, Setting, Study, rehearses
-from dualprompt.studies.words import about, between, counted, finding, pictured, spread, table
+from dualprompt.studies.study import Context, Outcome, Row, Setting, Study
+from dualprompt.studies.words import about, between, finding, pictured, spread, table
 from dualprompt.sweeps import paper
+from dualprompt.sweeps.runs import rehearses
 
 REHEARSAL = ("er", "gdumb", "der++")  # those of the paper's first figure
 WITHOUT = ("dualprompt", "l2p")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from dualprompt.progress import counted
 from dualprompt.report.pictures import Line, Lines
 from dualprompt.report.verdict import Verdict, verdict_on
 from dualprompt.studies.positions import attached, e_layers, g_layers, sweeps
@@ -12,7 +13,6 @@ from dualprompt.studies.words import (
     Published,
     about,
     between,
-    counted,
     finding,
     leader,
     papers_choice,

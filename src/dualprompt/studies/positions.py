@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from dualprompt.progress import counted
 from dualprompt.report.pictures import Line, Lines
 from dualprompt.report.verdict import Verdict, verdict_on
 from dualprompt.studies.study import Context, Outcome, Row, Setting, Study, best, spread_out
 from dualprompt.studies.words import (
     about,
     between,
-    counted,
     finding,
     leader,
     papers_choice,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dualprompt.backbones import weights
-from dualprompt.config import BUFFER_SIZE, RunConfig, changes_recipe, compose
+from dualprompt.config import RunConfig, changes_recipe, compose
 from dualprompt.errors import DualPromptError, nearest
 from dualprompt.methods.base import METHODS, method_config
 from dualprompt.metrics import mean_and_deviation
@@ -19,13 +19,13 @@ from dualprompt.report.pictures import Picture
 from dualprompt.report.sheet import Sheet
 from dualprompt.report.verdict import Verdict
 from dualprompt.studies import STUDIES
+from dualprompt.sweeps.runs import OverSeeds
 from dualprompt.sweeps.store import Obtained, complain
 from dualprompt.sweeps.sweep import VALIDATION
 
 # On the benchmark that comes with the package a study is made for two cores: fewer images. Not fewer pixels, for the
 # embedded backbone needs its 224. How methods are trained stays as it is, so that they can be compared.
 REDUCED: dict[str, dict[str, Any]] = {"mini": {"benchmark.train_per_class": 10}}
-METRICS = ("average_accuracy", "forgetting", "matching_accuracy", "image_weighted_accuracy", "mean_over_steps")
 HELD_OUT = {"benchmark.validation": VALIDATION, "benchmark.evaluate_on": "validation"}
 
 
@@ -38,23 +38,12 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Row:
+class Row(OverSeeds):
     """A setting and its runs, one for each seed."""
 
     part: str  # of the study, as "E-Prompt alone"
     setting: Setting
     obtained: tuple[Obtained, ...]
-
-    @cached_property
-    def results(self) -> list[dict[str, Any]]:
-        """The numbers of the runs that have not failed."""
-        return [each.run.result() for each in self.obtained if not each.error]
-
-    def numbers(self, key: str) -> list[float]:
-        """Return a metric of every finished run that has it."""
-        if key == "forgetting" and self.obtained and METHODS[self.obtained[0].config.method["name"]].joint:
-            return []
-        return [result[key] for result in self.results if result[key] is not None]
 
     def mean(self, key: str = "average_accuracy") -> float | None:
         """Return the mean of a metric over seeds."""
@@ -62,15 +51,14 @@ class Row:
 
     def plain(self) -> dict[str, Any]:
         """Return what JSON and CSV say of the row, in full precision."""
-        found = {key: mean_and_deviation(n) if (n := self.numbers(key)) else (None, None) for key in METRICS}
         return {
             "part": self.part,
             "setting": self.setting.label,
             "options": self.setting.options,
             "judged_on": self.obtained[0].config.benchmark.evaluate_on,
             "seeds": len(self.results),
-            **{name: value for key in METRICS for name, value in zip((key, f"{key}_std"), found[key], strict=True)},
-            "runs": [str(each.run.folder) for each in self.obtained if not each.error],
+            **self.metrics(),
+            "runs": [str(each.run.folder) for each in self.finished],
             "errors": [f"{each.name}: {each.error}" for each in self.obtained if each.error],
         }
 
@@ -206,8 +194,3 @@ def spread_out(values: Sequence[int], count: int | None, always: Sequence[int] =
         rest = [value for value in values if value not in chosen]
         chosen.add(max(rest, key=lambda value: min(abs(value - other) for other in chosen)))
     return sorted(chosen)
-
-
-def rehearses(method: str) -> bool:
-    """Return whether a method keeps images."""
-    return BUFFER_SIZE.removeprefix("method.") in METHODS[method].Config.model_fields

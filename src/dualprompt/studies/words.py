@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from dualprompt.metrics import mean_and_deviation
+from dualprompt.progress import counted
 from dualprompt.report.sheet import Column, Sheet
 from dualprompt.report.tables import ABSENT, explained, over_seeds
 from dualprompt.report.verdict import RULE, Difference, Verdict, paired, verdict_on
@@ -58,11 +59,6 @@ def spread(rows: Sequence[Row]) -> list[float | None] | None:
 def finding(summary: str, verdicts: Sequence[Verdict]) -> str:
     """Return what was found, and the sentence of every verdict."""
     return " ".join([summary, *(verdict.sentence for verdict in verdicts)]).strip()
-
-
-def counted(count: int, noun: str) -> str:
-    """Return a number with its noun."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def span(layers: Sequence[int]) -> str:

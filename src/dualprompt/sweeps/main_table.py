@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,10 @@ from dualprompt.report.sheet import Column, Sheet
 from dualprompt.report.tables import ABSENT, explained, over_seeds, plus_minus
 from dualprompt.report.verdict import RULE, Difference, decide, paired
 from dualprompt.sweeps import paper
+from dualprompt.sweeps.runs import OverSeeds, rehearses
 from dualprompt.sweeps.store import Fresh, Obtained, Workers, finished, obtain
 
 LONGER = "epochs_factor=4"  # the option of a second line of joint training, beside that with the budget of all others
-METRICS = ("average_accuracy", "forgetting", "matching_accuracy", "image_weighted_accuracy", "mean_over_steps")
 REFERENCE = "dualprompt"
 SETTERS = {
     "method": "not the recipe's, but the method's own",
@@ -67,36 +66,19 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow(OverSeeds):
     """A line and its runs, one for each seed."""
 
     line: Line
     obtained: tuple[Obtained, ...]
     published: paper.Published | None
 
-    @property
-    def finished(self) -> list[Obtained]:
-        """The runs that have a result."""
-        return [each for each in self.obtained if not each.error]
-
-    @cached_property
-    def results(self) -> list[dict[str, Any]]:
-        """The numbers of the runs that have not failed."""
-        return [each.run.result() for each in self.finished]
-
-    def numbers(self, key: str) -> list[float]:
-        """Return a metric of every finished run that has it."""
-        if key == "forgetting" and self.line.joint:
-            return []
-        return [result[key] for result in self.results if result[key] is not None]
-
-    def against(self, reference: Row | None) -> Difference | None:
+    def against(self, reference: TableRow | None) -> Difference | None:
         """Return how much higher its A is than the reference's, over the seeds that both have."""
         return None if reference is None or reference is self else paired(self.results, reference.results)
 
-    def values(self, reference: Row | None = None) -> dict[str, Any]:
+    def values(self, reference: TableRow | None = None) -> dict[str, Any]:
         """Return what JSON and CSV say of the line, in full precision."""
-        means = {key: mean_and_deviation(found) if (found := self.numbers(key)) else (None, None) for key in METRICS}
         first = self.results[0] if self.results else None
         gap = self.against(reference)
         buffer = (first or {}).get("buffer") or {}
@@ -109,7 +91,7 @@ class Row:
             "budget": self.line.budget,
             "buffer_size": self.line.buffer or 0,
             "seeds": len(self.finished),
-            **{name: value for key in METRICS for name, value in zip((key, f"{key}_std"), means[key], strict=True)},
+            **self.metrics(),
             "against": reference.line.name if reference and gap else None,
             "difference": gap and gap.mean,
             "difference_std": gap and gap.deviation,
@@ -146,8 +128,7 @@ def lines(
     found = []
     for label in methods:
         name, options = read_line(label)
-        rehearses = BUFFER_SIZE.removeprefix("method.") in METHODS[name].Config.model_fields
-        for size in sizes if rehearses else [None]:
+        for size in sizes if rehearses(name) else [None]:
             at = {} if size is None else {BUFFER_SIZE: size}
             try:
                 given = overrides | options | at | {"method.name": name}
@@ -201,7 +182,7 @@ def rows(
     stored: bool = False,
     any_code: bool = False,
     fresh: Fresh | None = None,
-) -> list[Row]:
+) -> list[TableRow]:
     """Run or reuse what each line needs. Seed after seed, so that methods share the images of one class order.
 
     With `stored` nothing is run: a line has the seeds that are finished below `root`, and is left out if it has none.
@@ -215,7 +196,9 @@ def rows(
     if not found:
         raise DualPromptError(f"none of the {len(configs)} runs is finished in {root}; leave --stored out to run them")
     published = paper.TABLES.get(_benchmark(preset), {})
-    table = [Row(line, tuple(run for own, run in found if own is line), _papers(published, line)) for line in lines]
+    table = [
+        TableRow(line, tuple(run for own, run in found if own is line), _papers(published, line)) for line in lines
+    ]
     return [row for row in table if row.obtained]
 
 
@@ -237,7 +220,7 @@ def reference(lines: Sequence[Line], against: str | None) -> Line | None:
     raise DualPromptError(f"--against: '{against}' {several if named else f'is no line of the table; {missing}'}")
 
 
-def sheet(rows: Sequence[Row], reference: Row | None = None) -> Sheet:
+def sheet(rows: Sequence[TableRow], reference: TableRow | None = None) -> Sheet:
     """Return the table as the paper lays it out, with its own numbers beside ours where it has any.
 
     With a reference, each line says how its A differs from the reference's on the same seeds.
@@ -298,7 +281,7 @@ def sheet(rows: Sequence[Row], reference: Row | None = None) -> Sheet:
     return Sheet(title, columns, tuple(tuple(group) for group in groups.values()), tuple(remarks))
 
 
-def _settings(rows: Sequence[Row]) -> list[str]:
+def _settings(rows: Sequence[TableRow]) -> list[str]:
     """Say which settings are not the recipe's, and whose they are."""
     labels = list(dict.fromkeys(row.line.label for row in rows))
     remarks = []
@@ -318,7 +301,7 @@ def _settings(rows: Sequence[Row]) -> list[str]:
     return remarks
 
 
-def _other_code(rows: Sequence[Row]) -> list[str]:
+def _other_code(rows: Sequence[TableRow]) -> list[str]:
     """Say which lines have runs that other code made than that at hand."""
     counts = [(row, sum(each.other_code for each in row.finished)) for row in rows]
     listed = ", ".join(f"{row.line.name} ({count} of {len(row.finished)})" for row, count in counts if count)
@@ -332,7 +315,7 @@ def _compared(gap: Difference | None) -> tuple[str, str]:
     return f"{gap.mean:+.2f}{around} ({gap.seeds})", PLACES[decide(gap)]
 
 
-def combined(rows: Sequence[Row], reference: Row | None = None) -> dict[str, Any]:
+def combined(rows: Sequence[TableRow], reference: TableRow | None = None) -> dict[str, Any]:
     """Return one object for `--json`."""
     config = rows[0].line.config
     return {

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from dualprompt.config import BUFFER_SIZE, RunConfig, compose, load_preset, merge, nested
+from dualprompt.config import BUFFER_SIZE, RunConfig, compose, load_preset
 from dualprompt.errors import DualPromptError
 from dualprompt.files import digest
 from dualprompt.methods.base import METHODS, Grid, method_config
@@ -21,8 +21,10 @@ from dualprompt.progress import SILENT, Progress
 from dualprompt.report.sheet import Column, Sheet
 from dualprompt.report.tables import ABSENT
 from dualprompt.sweeps import paper
+from dualprompt.sweeps.runs import rehearses
 from dualprompt.sweeps.store import Fresh, Obtained, Workers, obtain
 from dualprompt.training.run import config_digest
+from dualprompt.values import merge, nested
 
 BUDGET = 4
 BEYOND = 3  # tries beyond its grid that a method has at most, where its best is at the edge
@@ -101,8 +103,7 @@ class Sweep:
 
     def _compose(self, method: str, point: dict[str, Any]) -> RunConfig:
         held_out = {"benchmark.validation": VALIDATION, "benchmark.evaluate_on": "validation"}
-        rehearses = BUFFER_SIZE.removeprefix("method.") in METHODS[method].Config.model_fields
-        buffer = {BUFFER_SIZE: self.buffer} if rehearses and self.buffer is not None else {}
+        buffer = {BUFFER_SIZE: self.buffer} if rehearses(method) and self.buffer is not None else {}
         overrides = held_out | buffer | self.overrides | point | {"method.name": method}
         try:
             config = compose(self.preset, self.recipe, overrides)
