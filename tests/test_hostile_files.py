@@ -37,7 +37,7 @@ from dualprompt.learner import ContinualLearner
 from dualprompt.methods.base import method_config
 from dualprompt.model import card, saved
 from dualprompt.report import run_files, tables
-from dualprompt.sweeps.store import Obtained
+from dualprompt.sweeps.obtained import Obtained
 from dualprompt.training import checkpoint, group
 from dualprompt.training.checkpoint import Checkpoints
 from dualprompt.training.run import Run

@@ -126,7 +126,7 @@ def test_an_answer_adds_up(world: World, kept: Path) -> None:
     assert answer.probability == pytest.approx(float(logits.softmax(dim=1).max()))
     assert (answer.task, answer.similarity) == (learner.tasks[int(task)].name, pytest.approx(float(similarity)))
     means = load_file(next(kept.glob("weights-*")))
-    query = learner._backbone(_normalised(learner, image))[0]
+    query = learner._base.backbone(_normalised(learner, image))[0]
     all_means = torch.cat([means[f"matching.means.{number}"] for number in range(3)])
     cosines = torch.nn.functional.cosine_similarity(query[None], all_means)
     assert answer.similarity == pytest.approx(float(cosines.max()), abs=1e-5)
@@ -545,7 +545,7 @@ def test_held_out_images_are_never_trained_on(world: World, folders: dict[str, P
     learner, other = empty(world), empty(world)
     images = {label: [learner.pixels(path) for path in trees(world, label, split="train")] for label in ("ash", "elm")}
     labels = np.repeat([0, 1], [len(own) for own in images.values()])
-    held = held_out(labels, ("ash", "elm"), seed=learner._config.seed)
+    held = held_out(labels, ("ash", "elm"), seed=learner._base.config.seed)
     assert [held[labels == label].sum() for label in (0, 1)] == [1, 1]  # a fifth of 6 and 7
     task = learner.learn(images)
     changed = {label: list(own) for label, own in images.items()}

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from dualprompt.report.sheet import Sheet
-    from dualprompt.sweeps.store import Workers
+    from dualprompt.sweeps.obtained import Workers
 
 Do = Callable[[argparse.Namespace], None]
 

@@ -77,6 +77,15 @@ examples:
 
 def add(commands: Commands) -> None:
     """Add these subcommands."""
+    add_table(commands)
+    add_sweep(commands)
+    about = "carry out one of the paper's studies, reusing finished runs"
+    add_study(commands.add("study", do_study, about, STUDY_EXAMPLES, overrides=True))
+    add_pages(commands)
+
+
+def add_table(commands: Commands) -> None:
+    """Add `table`."""
     table = commands.add(
         "table",
         do_table,
@@ -113,6 +122,9 @@ def add(commands: Commands) -> None:
     add_publish(table)
     add_store(table)
 
+
+def add_sweep(commands: Commands) -> None:
+    """Add `sweep`."""
     sweep = commands.add(
         "sweep", do_sweep, "choose the hyper-parameters of methods on validation images", SWEEP_EXAMPLES, overrides=True
     )
@@ -136,9 +148,9 @@ def add(commands: Commands) -> None:
     add_publish(sweep)
     add_store(sweep)
 
-    about = "carry out one of the paper's studies, reusing finished runs"
-    add_study(commands.add("study", do_study, about, STUDY_EXAMPLES, overrides=True))
 
+def add_pages(commands: Commands) -> None:
+    """Add what shows finished work: `report`, `publish` and `compare`."""
     report = commands.add(
         "report", do_report, "write one HTML page about runs and studies, with figures as SVG and CSV"
     )
@@ -193,6 +205,7 @@ def do_table(options: argparse.Namespace) -> None:
     from dualprompt.report.sheet import as_csv, as_latex, as_markdown, as_rich
     from dualprompt.report.tables import text
     from dualprompt.sweeps import main_table, store
+    from dualprompt.sweeps.obtained import complain
 
     publication.check_target(options.publish)
     if options.any_code and not options.stored:
@@ -226,7 +239,7 @@ def do_table(options: argparse.Namespace) -> None:
         write_text(options.out, written)
     shown = sheet_to_width(sheet) if form == "text" else written.rstrip("\n")
     emit(options, main_table.combined(rows, reference), shown)
-    store.complain([each for row in rows for each in row.obtained])
+    complain([each for row in rows for each in row.obtained])
     if options.publish:
         groups = [({"label": row.line.label, "buffer": row.line.buffer}, row.obtained) for row in rows]
         publication.publish(options.publish, "table", options.words, [sheet], groups)
@@ -239,6 +252,7 @@ def do_sweep(options: argparse.Namespace) -> None:
     from dualprompt.report import publication
     from dualprompt.report.sheet import as_markdown
     from dualprompt.sweeps import folders, store, sweep
+    from dualprompt.sweeps.obtained import complain
 
     publication.check_target(options.publish)
     grid = dict(read_axis(text) for text in options.grid)
@@ -260,7 +274,7 @@ def do_sweep(options: argparse.Namespace) -> None:
     write_json(folder / "sweep.json", value)
     message = f"also in {folder / 'sweep.md'} and sweep.json; the winners, to put {where}:\n{lines}"
     emit(options, value, sheet_to_width(sheet), message)
-    store.complain([each.obtained for each in tries])
+    complain([each.obtained for each in tries])
     if options.publish:
         groups = [({"label": each.method, "values": each.values, "best": each.best}, [each.obtained]) for each in tries]
         publication.publish(options.publish, "sweep", options.words, [sheet], groups)
@@ -284,6 +298,7 @@ def do_study(options: argparse.Namespace) -> None:
     from dualprompt.report import publication
     from dualprompt.studies import results, study
     from dualprompt.sweeps import folders, store
+    from dualprompt.sweeps.obtained import complain
 
     publication.check_target(options.publish)
     chosen = study.load(options.name)
@@ -315,7 +330,7 @@ def do_study(options: argparse.Namespace) -> None:
         value = results.publish(chosen, context, outcome)
     where = f"also in {context.folder}; a page of it: dualprompt report {shlex.quote(str(context.folder))}"
     emit(options, value, *(sheet_to_width(sheet) for sheet in outcome.sheets), outcome.finding, where)
-    store.complain([each for row in outcome.rows for each in row.obtained])
+    complain([each for row in outcome.rows for each in row.obtained])
     if options.publish:
         groups = [
             ({"label": row.setting.label, "part": row.part, "options": row.setting.options}, row.obtained)

@@ -19,8 +19,8 @@ from dualprompt.report.pictures import Picture
 from dualprompt.report.sheet import Sheet
 from dualprompt.report.verdict import Verdict
 from dualprompt.studies import STUDIES
+from dualprompt.sweeps.obtained import Obtained, complain
 from dualprompt.sweeps.runs import OverSeeds
-from dualprompt.sweeps.store import Obtained, complain
 from dualprompt.sweeps.sweep import VALIDATION
 
 # On the benchmark that comes with the package a study is made for two cores: fewer images. Not fewer pixels, for the

@@ -25,7 +25,9 @@ from dualprompt.config import RunConfig, parse
 from dualprompt.errors import DualPromptError, InterruptedRunError
 from dualprompt.files import disk_errors
 from dualprompt.progress import SILENT, Progress
-from dualprompt.sweeps.store import Count, Obtained, Workers, first_line, one_by_one, sigterm_interrupts
+from dualprompt.sweeps.obtained import Count, Obtained, Workers, first_line
+from dualprompt.sweeps.processes import sigterm_interrupts
+from dualprompt.sweeps.store import one_by_one
 from dualprompt.training.run import Run
 
 LOCAL = "local"  # the address of a cluster that is started on this machine

@@ -16,8 +16,9 @@ from dualprompt.report.sheet import Column, Sheet
 from dualprompt.report.tables import ABSENT, explained, over_seeds, plus_minus
 from dualprompt.report.verdict import RULE, Difference, decide, paired
 from dualprompt.sweeps import paper
+from dualprompt.sweeps.obtained import Obtained, Workers
 from dualprompt.sweeps.runs import OverSeeds, rehearses
-from dualprompt.sweeps.store import Fresh, Obtained, Workers, finished, obtain
+from dualprompt.sweeps.store import Fresh, finished, obtain
 
 LONGER = "epochs_factor=4"  # the option of a second line of joint training, beside that with the budget of all others
 REFERENCE = "dualprompt"

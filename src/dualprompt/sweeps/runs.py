@@ -8,7 +8,7 @@ from typing import Any
 from dualprompt.config import BUFFER_SIZE
 from dualprompt.methods.base import METHODS
 from dualprompt.metrics import mean_and_deviation
-from dualprompt.sweeps.store import Obtained
+from dualprompt.sweeps.obtained import Obtained
 
 METRICS = ("average_accuracy", "forgetting", "matching_accuracy", "image_weighted_accuracy", "mean_over_steps")
 

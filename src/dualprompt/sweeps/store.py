@@ -7,25 +7,22 @@ question always finds the same answer, whichever command asks, and never one tha
 from __future__ import annotations
 
 import contextlib
-import os
 import platform
-import signal
-import subprocess
-import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Protocol
 
 from dualprompt.backbones import weights
 from dualprompt.backbones.weights import CheckpointInfo
 from dualprompt.config import RunConfig
 from dualprompt.data.stream import build_stream
 from dualprompt.errors import DualPromptError, InterruptedRunError
-from dualprompt.files import INHERITED, beside, digest, disk_errors, held, read_bytes, reason, sweep, write_json
+from dualprompt.files import beside, digest, disk_errors, held, sweep, write_json
 from dualprompt.progress import SILENT, Bar, Progress, duration
+from dualprompt.sweeps.obtained import AGAIN, BUSY, Count, Obtained, Workers, first_line, held_run
+from dualprompt.sweeps.processes import side_by_side
 from dualprompt.training import group
 from dualprompt.training.code import fingerprint
 from dualprompt.training.loop import train
@@ -33,34 +30,7 @@ from dualprompt.training.run import Identity, Run, config_digest
 from dualprompt.training.setup import Setup, prepare, view_of
 
 FAILURE = "failure.json"
-OUTPUT = "output.txt"  # what a run in a process of its own says
-MOST_SAID = 2**28  # bytes
-BUSY = "another process is carrying it out; wait for that one"
-AGAIN = "nothing is lost, go on with the same command"
 ASIDE = "aside"  # the folder below the store for runs that made way for new ones
-
-
-@dataclass(frozen=True)
-class Obtained:
-    """A run that was asked for, and why it has no result, if it has none."""
-
-    run: Run
-    config: RunConfig
-    error: str | None = None
-    other_code: bool = False  # whether other code than that at hand made it
-
-    @property
-    def name(self) -> str:
-        """What notes and complaints call the run."""
-        return f"{self.run.folder.name} (seed {self.config.seed})"
-
-    @property
-    def seconds(self) -> float:
-        """How long a finished run trained, without evaluation; an interrupted task counts from where it went on."""
-        return sum(line["seconds"]["train"] for line in self.run.lines() if line["event"] == "task")
-
-
-Count = Callable[[Obtained, str | None, str], None]  # notes the end of a run: its error, if any, and the details
 
 
 class Fresh:
@@ -75,13 +45,6 @@ class Fresh:
             return False
         self.renewed.add(run.folder)
         return group.is_run(run.folder)
-
-
-class Workers(Protocol):
-    """Others that carry runs out, maybe on other machines."""
-
-    def carry_out(self, missing: Sequence[Obtained], progress: Progress, count: Count) -> None:
-        """Carry every run out in its folder, and count each when it ends."""
 
 
 def obtain(
@@ -117,7 +80,7 @@ def obtain(
             elif jobs == 1:
                 one_by_one(missing, progress, tally.count)
             else:
-                _side_by_side(missing, jobs, tally.count)
+                side_by_side(missing, jobs, tally.count)
         every |= {each.run.folder: each for each in tally.done}
     return [every[each.run.folder] for each in asked]
 
@@ -192,15 +155,6 @@ def _set_aside(runs: Sequence[Run], root: Path, progress: Progress) -> None:
         progress.note(f"{len(runs)} runs that were there are now in {root / ASIDE}; new ones take their place")
 
 
-def complain(found: Sequence[Obtained]) -> None:
-    """Raise an error that names the runs without a result, if there are any."""
-    runs = {each.run.folder: each for each in found}
-    failed = [each for each in runs.values() if each.error]
-    if failed:
-        reasons = "; ".join(f"{each.name}: {each.error}" for each in failed)
-        raise DualPromptError(f"{len(failed)} of {len(runs)} runs failed, the next call tries them again: {reasons}")
-
-
 def _asked(config: RunConfig, root: Path, identities: _Identities) -> Obtained:
     if config.devices * config.nodes > 1:
         raise DualPromptError("tables and sweeps give each run one device: set devices and nodes to 1, and use --jobs")
@@ -273,7 +227,7 @@ def one_by_one(missing: Sequence[Obtained], progress: Progress, count: Count, pa
     setup = None
     for asked in missing:
         try:
-            with _held(asked.run.folder, patience):
+            with held_run(asked.run.folder, patience):
                 if not asked.run.finished:  # by another process, since we looked
                     setup = _carry_out(asked, progress, setup)
         except InterruptedRunError as stop:
@@ -304,102 +258,3 @@ def _carry_out(asked: Obtained, progress: Progress, shared: Setup | None) -> Set
     with run.as_begun(progress):
         train(setup, run, progress)
     return setup
-
-
-def _side_by_side(missing: Sequence[Obtained], jobs: int, count: Count) -> None:
-    """Carry runs out in `jobs` processes at a time; when this one is stopped, so are they, and save themselves."""
-    waiting, running = list(missing), []
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(sigterm_interrupts())
-        stack.callback(lambda: _stop(running))
-        while waiting or running:
-            while waiting and len(running) < jobs:
-                asked = waiting.pop(0)
-                try:
-                    running.append(_Child(asked, jobs))
-                except DualPromptError as error:
-                    count(asked, str(error), "")
-            for child in [child for child in running if child.process.poll() is not None]:
-                running.remove(child)
-                count(child.asked, *child.end())
-            time.sleep(0.02)
-
-
-class _Child:
-    """A run in a process of its own: `dualprompt resume` of a folder where at least the plan is laid down."""
-
-    def __init__(self, asked: Obtained, jobs: int) -> None:
-        self.asked, folder = asked, asked.run.folder
-        command = [sys.executable, "-m", "dualprompt.cli", "resume", str(folder), "--device", asked.config.device]
-        command += ["--track", ",".join(asked.config.track) or "none"]
-        threads = str(max(1, (os.cpu_count() or 1) // jobs))
-        with contextlib.ExitStack() as stack, disk_errors(folder):
-            lock = stack.enter_context(_held(folder))
-            if not group.is_run(folder):
-                member = {"folder": ".", "config": asked.config.model_dump(mode="json")}
-                write_json(folder / "group.json", {"members": [member]})
-            with (folder / OUTPUT).open("w", encoding="utf-8") as output:
-                self.process = subprocess.Popen(
-                    command,
-                    stdout=output,
-                    stderr=output,
-                    env={"OMP_NUM_THREADS": threads} | os.environ | {INHERITED: str(lock)},
-                    start_new_session=True,  # Ctrl-C is for us; we tell the children, once
-                    pass_fds=[lock],  # the folder stays held while anybody works in it
-                )
-            self.held = stack.pop_all()
-
-    def end(self) -> tuple[str | None, str]:
-        """Return what went wrong in the ended process, if anything, and all that it wrote."""
-        self.held.close()
-        output = _output(self.asked.run.folder / OUTPUT)
-        if self.process.returncode == 0:
-            return None, output
-        last = output.strip().rpartition("\n")[2].removeprefix("dualprompt: error: ")
-        return last or f"its process ended with code {self.process.returncode}", output
-
-
-def _output(path: Path) -> str:
-    """Return what a process wrote; it may have been removed or replaced meanwhile."""
-    try:
-        return read_bytes(path, MOST_SAID).decode(errors="replace")
-    except OSError as error:
-        return f"{path} cannot be read ({reason(error)})"
-
-
-def _stop(running: Sequence[_Child]) -> None:
-    """Ask every child to stop, and wait until it has saved itself."""
-    for child in running:
-        child.process.terminate()
-    for child in running:
-        child.process.wait()
-        child.held.close()
-
-
-@contextlib.contextmanager
-def sigterm_interrupts() -> Iterator[None]:
-    """Turn SIGTERM into the exception that Ctrl-C raises, and both into one line that says how to go on."""
-
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise InterruptedRunError(f"stopped; {AGAIN}") from None
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _held(folder: Path, patience: float = 0) -> contextlib.AbstractContextManager[int]:
-    """Keep other processes from working on the run in `folder`."""
-    with disk_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    return held(folder, BUSY, patience)
-
-
-def first_line(error: Exception) -> str:
-    """Return the kind of an error that nobody foresaw, and the first line of what it says."""
-    text = str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -21,8 +21,9 @@ from dualprompt.progress import SILENT, Progress
 from dualprompt.report.sheet import Column, Sheet
 from dualprompt.report.tables import ABSENT
 from dualprompt.sweeps import paper
+from dualprompt.sweeps.obtained import Obtained, Workers
 from dualprompt.sweeps.runs import rehearses
-from dualprompt.sweeps.store import Fresh, Obtained, Workers, obtain
+from dualprompt.sweeps.store import Fresh, obtain
 from dualprompt.training.run import config_digest
 from dualprompt.values import merge, nested
 
