@@ -144,7 +144,10 @@ def parse(model: type[Strict], values: dict[str, Any], where: str = "") -> Any:
 
 
 def recorded(kind: type[T], content: bytes | str, where: str, remedy: str) -> T:
-    """Return the JSON text of a record as the type it must have; its first fault becomes one line."""
+    """Return the JSON text of a record as the type it must have; its first fault becomes one line.
+
+    `kind` is that type, `content` the text. The line says that `where` is damaged, and ends with the `remedy`.
+    """
     try:
         return TypeAdapter(kind).validate_json(content, strict=True)
     except ValidationError as error:

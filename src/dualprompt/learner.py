@@ -275,7 +275,10 @@ class ContinualLearner:
         return learner
 
     def push(self, repo_id: str, *, private: bool = True, token: str | None = None, message: str | None = None) -> str:
-        """Upload it to a repository of the Hugging Face hub, made where there is none; return its address."""
+        """Upload it to a repository of the Hugging Face hub, made where there is none; return its address.
+
+        `private`, `token` and `message` are those of `model.hub.upload`.
+        """
         with tempfile.TemporaryDirectory(prefix="dualprompt-") as folder:
             text = message or f"{len(self.classes)} classes of {len(self.tasks)} tasks"
             return hub.upload(self.save(Path(folder) / "model"), repo_id, text, private, token)

@@ -11,7 +11,11 @@ from dualprompt.model import saved
 
 
 def upload(folder: Path, repo_id: str, message: str, private: bool, token: str | None) -> str:
-    """Upload a saved model, in place of the one that is there; return the address of the change."""
+    """Upload a saved model, in place of the one that is there; return the address of the change.
+
+    `folder` is the saved model's. The repository `repo_id` is made where there is none, `private` or not; `message` is
+    that of the commit, and `token` the user's own where it is not the one that the hub's client has on record.
+    """
     import huggingface_hub
 
     with _hub_errors(repo_id):

@@ -100,7 +100,10 @@ def named(image: ImageLike) -> str:
 
 
 def read_all(images: Sequence[ImageLike], side: int, interpolation: str, progress: Progress = SILENT) -> np.ndarray:
-    """Return all images, (images, side, side, 3) uint8; if some cannot be read, one error names them."""
+    """Return all images, (images, side, side, 3) uint8; if some cannot be read, one error names them.
+
+    `side`, `interpolation` and `progress` are those of `read_some`.
+    """
     pixels, faults = read_some(images, side, interpolation, progress)
     if faults:
         raise DualPromptError(complaint(faults.values(), len(images)))
@@ -118,7 +121,11 @@ def complaint(faults: Iterable[str], images: int) -> str:
 def read_some(
     images: Sequence[ImageLike], side: int, interpolation: str, progress: Progress = SILENT
 ) -> tuple[np.ndarray, dict[int, str]]:
-    """Return all images, (images, side, side, 3) uint8, and what is wrong with those that cannot be read, by row."""
+    """Return all images, (images, side, side, 3) uint8, and what is wrong with those that cannot be read, by row.
+
+    Each of `images` is squeezed to `side` × `side` pixels by `interpolation`, bilinear or bicubic. `progress` shows
+    how far it is.
+    """
 
     def read(image: ImageLike) -> np.ndarray | DualPromptError:
         try:

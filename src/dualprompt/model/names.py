@@ -21,7 +21,10 @@ def refuse_unprintable(what: str, names: Iterable[str]) -> None:
 
 
 def free_name(name: str | None, data: Data, tasks: Sequence[TaskInfo], number: int) -> str:
-    """Return what a new task is called: what was asked for, or else a name made from its folder or number."""
+    """Return what a new task is called: what was asked for, or else a name made from its folder or number.
+
+    `name` was asked for, or None; `data` may be a folder; `tasks` have names that are taken; `number` is the new one's.
+    """
     taken = {task.name for task in tasks}
     if name is not None:
         refuse_unprintable("task", [name])

@@ -106,7 +106,10 @@ class Section:
 
 
 def write(path: Path, title: str, subtitle: str, sections: list[Section]) -> Path:
-    """Write the page, and each of its drawings as SVG and CSV into the folder NAME-files beside it."""
+    """Write the page, and each of its drawings as SVG and CSV into the folder NAME-files beside it.
+
+    `title` and `subtitle` head the page, `sections` follow in their order; `path` is returned.
+    """
     jinja2 = _jinja2()
     folder = path.with_name(f"{path.stem}-files")
     source = (resources.files("dualprompt.report") / "templates" / "report.html").read_text(encoding="utf-8")

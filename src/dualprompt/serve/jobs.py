@@ -109,7 +109,10 @@ class Jobs:
                 self.folders.remove(number)
 
     def add(self, folder: Path, pictures: list[Picture], name: str | None, epochs: int | None, again: bool) -> Job:
-        """Queue the learning of pictures that lie in `folder/images`."""
+        """Queue the learning of pictures that lie in `folder/images`.
+
+        `pictures` say which file is of which class. `name`, `epochs` and `again` are those of `ContinualLearner.learn`.
+        """
         classes: dict[str, list[tuple[str, str]]] = {}
         for picture in pictures:
             classes.setdefault(picture.label, []).append((picture.path.name, short(picture.name)))

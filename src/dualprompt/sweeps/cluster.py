@@ -155,7 +155,10 @@ class _Cluster:
 
 
 def work(folder: str, config: dict[str, Any], threads: int, command: list[str]) -> tuple[str | None, str]:
-    """Carry one run out, in a worker; return what went wrong, if anything, and the details."""
+    """Carry one run out, in a worker; return what went wrong, if anything, and the details.
+
+    `folder` and `config` are the run's, `threads` those it may use; `command` is what the user typed, for its manifest.
+    """
     import torch
 
     run = Run(Path(folder))

@@ -116,7 +116,10 @@ class Sweep:
     def run(
         self, root: Path, progress: Progress = SILENT, jobs: int | Workers = 1, fresh: Fresh | None = None
     ) -> list[Try]:
-        """Run or reuse every try, then those beyond the edges that win; the best of each method is marked."""
+        """Run or reuse every try, then those beyond the edges that win; the best of each method is marked.
+
+        Runs are below `root`; see `store.obtain` for `jobs` and `fresh`. `progress` shows how far it is.
+        """
         if self.extend < 0:
             raise DualPromptError(f"--extend must be at least 0, found {self.extend}")
         planned = [(name, *each) for name, tries in self.configs().items() for each in tries]
