@@ -44,7 +44,7 @@ TRAIN, TEST = (6, 7), (5, 4)  # images of even and odd classes: 13 = 3 · 4 + 1 
 PRELOADED = [
     "sandbox",
     "lightning_fabric",
-    "dualprompt.studies.publish",
+    "dualprompt.report.run_files",
     "matplotlib.figure",
     "matplotlib.backends.backend_agg",
 ]

@@ -19,10 +19,10 @@ from dualprompt.errors import DualPromptError
 from dualprompt.learner import ContinualLearner
 from dualprompt.methods.base import MethodConfig
 from dualprompt.methods.frozen_head import FrozenHead, FrozenHeadConfig
-from dualprompt.training import group
 from dualprompt.run.checkpoint import of_method
-from dualprompt.training.loop import train
 from dualprompt.run.folder import Run
+from dualprompt.training import group
+from dualprompt.training.loop import train
 from dualprompt.training.setup import prepare
 from helpers import random_images, seeded, tiny_vit
 from sandbox import HEADER, World, call, pictures, remains

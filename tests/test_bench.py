@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from dualprompt.bench import reference, speed
 from dualprompt.config import TrainConfig
 from dualprompt.methods.base import Batch
-from dualprompt.studies import bench, reference
 from dualprompt.training.optimise import make_optimiser
 from helpers import as_vit, batch_of, random_dualprompt, random_images, spread_keys
 from sandbox import VIT, World, call, write_weights
@@ -55,7 +55,7 @@ def test_fast_and_straight_line_prompts_agree_after_an_epoch():
 def test_the_command_reports_rates_ratios_and_growth(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bench, "QUICK", bench.Effort(rounds=1, seconds=0, steps=3))
+    monkeypatch.setattr(speed, "QUICK", speed.Effort(rounds=1, seconds=0, steps=3))
     write_weights(tmp_path / "deep.safetensors", replace(VIT, depth=5))
     options = ("--backbone", tmp_path / "deep.safetensors", "--batch", "4", "--device", "cpu", "--quick")
     found = call("bench", *options, "--json").json

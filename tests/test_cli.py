@@ -17,13 +17,14 @@ from PIL import Image
 
 from dualprompt import __version__
 from dualprompt.cli import main, split_overrides
-from dualprompt.config import BenchmarkConfig, RunConfig, compose, compose_beside, read_value
+from dualprompt.config import BenchmarkConfig, RunConfig, compose, compose_beside
 from dualprompt.data.cache import Store
 from dualprompt.data.sources import GROUPS
 from dualprompt.data.stream import build_stream
+from dualprompt.report import tables
 from dualprompt.run.folder import Run
-from dualprompt.studies import tables
 from dualprompt.training import group
+from dualprompt.values import read_value
 from sandbox import CLASSES, COMMAND, World, call, contents, shell, start
 
 COMMANDS = ("run", "resume", "eval", "show", "list", "data")

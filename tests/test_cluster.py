@@ -23,8 +23,9 @@ import pytest
 
 from dualprompt.config import RunConfig, compose
 from dualprompt.errors import DualPromptError
-from dualprompt.studies.cluster import cluster, work
-from dualprompt.studies.store import complain, obtain
+from dualprompt.sweeps.cluster import cluster, work
+from dualprompt.sweeps.obtained import complain
+from dualprompt.sweeps.store import obtain
 from sandbox import COMMAND, VIT, World, call, contents, make_world, remains, shell, write_weights
 
 ALWAYS = ("--checkpoint.every_seconds", 0)  # a checkpoint a step

@@ -19,8 +19,8 @@ from dualprompt.files import digest
 from dualprompt.methods.base import METHODS
 from dualprompt.run import code
 from dualprompt.run.folder import Run
-from dualprompt.studies import store
-from dualprompt.studies.store import Fresh, obtain
+from dualprompt.sweeps import store
+from dualprompt.sweeps.store import Fresh, obtain
 from dualprompt.training import group
 from sandbox import World, call, contents
 from test_store import Notes, configs
@@ -69,7 +69,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Source]:
         ("data/augment.py", {"er", "ewc", "dualprompt", "frozen-head"}),
         *((f"{name}.py", set[str]()) for name in ("run/tracking", "training/watch", "progress", "console")),
         *((f"{name}.py", set[str]()) for name in ("training/group", "run/folder", "run/identity", "run/records")),
-        ("studies/store.py", set()),
+        ("sweeps/store.py", set()),
         ("methods/co2l.py", set()),
     ],
 )

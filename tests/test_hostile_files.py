@@ -36,17 +36,17 @@ from dualprompt.data.cache import Decoded, Store, decode
 from dualprompt.data.folder import load_folder
 from dualprompt.errors import DualPromptError
 from dualprompt.learner import ContinualLearner
-from dualprompt.learning import card, keep
 from dualprompt.methods.base import METHODS, method_config
+from dualprompt.model import card, saved
+from dualprompt.report import publication, run_files, study_files, tables
+from dualprompt.report.build import report
+from dualprompt.report.pictures import Cloud, Grid, Line, Lines, Points, as_plain
+from dualprompt.report.sheet import Column, Sheet
 from dualprompt.run import checkpoint
 from dualprompt.run.checkpoint import Checkpoints
 from dualprompt.run.folder import Run
 from dualprompt.run.tracking import _Story
-from dualprompt.studies import publication, publish, results, tables
-from dualprompt.studies.pictures import Cloud, Grid, Line, Lines, Points, as_plain
-from dualprompt.studies.report import report
-from dualprompt.studies.sheet import Column, Sheet
-from dualprompt.studies.store import Obtained
+from dualprompt.sweeps.obtained import Obtained
 from dualprompt.training import group
 from mutations import changed, changed_archive, changed_json, changed_lines, changed_tensors, damaged
 from sandbox import VIT, World, call, interrupted
@@ -183,8 +183,8 @@ def looks_at(folder: Path) -> None:
         assert run.precision in ("fp32", "bf16")
     results = [run.result() for run in runs]
     tables.text(tables.headline(results), *(tables.accuracy_matrix(result) for result in results))
-    json.dumps(publish.combined(runs, folder))
-    publish.task_keys(runs[0])
+    json.dumps(run_files.combined(runs, folder))
+    run_files.task_keys(runs[0])
     story = _Story()
     for line in runs[0].lines():
         story.point(line)
@@ -310,7 +310,7 @@ def test_mutations_of_study_json(rng: Random, study: Path, tmp_path: Path) -> No
     (tmp_path / "page").mkdir(exist_ok=True)
     before = around()
     with mutated(study / "study.json", changed_json, rng):
-        found = outcome(lambda: results.read(study))
+        found = outcome(lambda: study_files.read(study))
         if found is not None:
             outcome(lambda: report([study], tmp_path / "page" / "report.html"))
     assert around() == before
@@ -658,7 +658,7 @@ def test_a_model_is_read_while_it_is_replaced(model: Path) -> None:
     def read() -> None:
         while not done.is_set():
             try:
-                seen.append(len(keep.read(model)[0].tasks))
+                seen.append(len(saved.read(model)[0].tasks))
             except DualPromptError as error:
                 seen.append(error)
 

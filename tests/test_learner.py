@@ -28,9 +28,9 @@ from dualprompt.backbones.known import REPLACED
 from dualprompt.data.sources import ArraySource, Dataset, FileSource, Split
 from dualprompt.errors import DualPromptError
 from dualprompt.learner import Answer, ContinualLearner, TaskInfo
-from dualprompt.learning import keep, pictures
-from dualprompt.learning.lesson import held_out
 from dualprompt.methods.base import Batch
+from dualprompt.model import images, saved
+from dualprompt.model.task import held_out
 from sandbox import World, call, contents, start, write_weights
 
 TINY = {"g_layers": [1], "e_layers": [2, 3], "g_length": 2, "e_length": 3, "train.batch_size": 4, "train.epochs": 2}
@@ -127,7 +127,7 @@ def test_an_answer_adds_up(world: World, kept: Path) -> None:
     assert answer.probability == pytest.approx(float(logits.softmax(dim=1).max()))
     assert (answer.task, answer.similarity) == (learner.tasks[int(task)].name, pytest.approx(float(similarity)))
     means = load_file(next(kept.glob("weights-*")))
-    query = learner._backbones.frozen()(_normalised(learner, image))[0]
+    query = learner._base.backbones.frozen()(_normalised(learner, image))[0]
     all_means = torch.cat([means[f"matching.means.{number}"] for number in range(3)])
     cosines = torch.nn.functional.cosine_similarity(query[None], all_means)
     assert answer.similarity == pytest.approx(float(cosines.max()), abs=1e-5)
@@ -544,7 +544,7 @@ def test_a_card_that_cannot_be_written_is_told_and_the_model_saved(
 def test_two_commands_do_not_make_one_model(world: World, folders: dict[str, Path], tmp_path: Path) -> None:
     work = tmp_path / ".model.learning"
     work.mkdir()
-    with keep.held(work):
+    with saved.held(work):
         made = call("learn", tmp_path / "model", folders["spring"], "--backbone", world.weights, *FLAGS)
     assert "changed by another command" in made.error
     assert call("learn", tmp_path / "model", folders["spring"], "--backbone", world.weights, *FLAGS).code == 0
@@ -578,7 +578,7 @@ def test_held_out_images_are_never_trained_on(world: World, folders: dict[str, P
     learner, other = empty(world), empty(world)
     images = {label: [learner.pixels(path) for path in trees(world, label, split="train")] for label in ("ash", "elm")}
     labels = np.repeat([0, 1], [len(own) for own in images.values()])
-    held = held_out(labels, ("ash", "elm"), seed=learner._config.seed)
+    held = held_out(labels, ("ash", "elm"), seed=learner._base.config.seed)
     assert [held[labels == label].sum() for label in (0, 1)] == [1, 1]  # a fifth of 6 and 7
     task = learner.learn(images)
     changed = {label: list(own) for label, own in images.items()}
@@ -994,7 +994,7 @@ def test_the_accuracy_matrix_holds_what_was_measured(
 
 def test_who_changes_a_model_holds_it(world: World, folders: dict[str, Path], kept: Path, tmp_path: Path) -> None:
     model = Path(shutil.copytree(kept, tmp_path / "model"))
-    with keep.held(model):
+    with saved.held(model):
         for command in (
             ("learn", model, folders["spring"], "--again"),
             ("forget", model, "ash"),
@@ -1031,6 +1031,6 @@ def test_reading_is_the_same_as_resizing_by_hand(kept: Path) -> None:
     )
     file = io.BytesIO()
     smooth.save(file, "JPEG", quality=95)
-    mine = pictures.pixels_of(file.getvalue(), 16, "bilinear").astype(int)
+    mine = images.pixels_of(file.getvalue(), 16, "bilinear").astype(int)
     plain = np.asarray(smooth.resize((16, 16), Image.Resampling.BILINEAR)).astype(int)
     assert np.abs(mine - plain).max() <= 10

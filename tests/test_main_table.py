@@ -15,9 +15,10 @@ import yaml
 from dualprompt.cli import main
 from dualprompt.errors import DualPromptError
 from dualprompt.methods.base import METHODS
-from dualprompt.studies import main_table, paper
-from dualprompt.studies.sheet import Column, Sheet, as_latex, as_markdown, as_rich
-from dualprompt.studies.tables import text, wide
+from dualprompt.report.sheet import Column, Sheet, as_latex, as_markdown, as_rich
+from dualprompt.report.tables import text, wide
+from dualprompt.sweeps import main_table, paper
+from dualprompt.sweeps.runs import METRICS
 from sandbox import World, call, contents
 
 
@@ -51,7 +52,7 @@ def test_mean_and_deviation_over_seeds(made: tuple[tuple[object, ...], Any]) -> 
     for row in value["rows"]:
         results = [json.loads((Path(run) / "result.json").read_text()) for run in row["runs"]]
         assert row["seeds"] == [result["seed"] for result in results] == [0, 1]
-        for key in main_table.METRICS:
+        for key in METRICS:
             numbers = [result[key] for result in results]
             if row["method"] == "frozen-head" and key == "matching_accuracy":
                 assert (row[key], row[f"{key}_std"]) == (None, None)
@@ -96,7 +97,7 @@ def test_the_papers_numbers_say_whose_they_are(made: tuple[tuple[object, ...], A
 
 def test_the_same_backbone_is_not_called_another(benchmark: Path) -> None:
     line = main_table.lines(str(benchmark), None, ["dualprompt"], [], {"backbone.name": "vit-b16-in21k"})[0]
-    row = main_table.Row(line, (), paper.SPLIT_CIFAR100[0]["dualprompt"])
+    row = main_table.TableRow(line, (), paper.SPLIT_CIFAR100[0]["dualprompt"])
     sheet = main_table.sheet([row])
     assert [column.heading for column in sheet.columns][4:6] == ["paper's A (%)", "paper's F (%)"]
     assert not any("backbone" in remark for remark in sheet.remarks)

@@ -66,7 +66,6 @@ def test_summary_and_the_rest() -> None:
     }
     unknown = metrics.summarise(THREE, None)
     assert (unknown["matching_accuracy"], unknown["image_weighted_accuracy"]) == (None, None)
-    assert metrics.difference_to_upper_bound(86.5, 90.85) == pytest.approx(4.35)
     assert metrics.mean_and_deviation([2.0, 4.0, 9.0]) == (pytest.approx(5), pytest.approx(13**0.5))
     assert metrics.mean_and_deviation([7.0]) == (7, 0)
 

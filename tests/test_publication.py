@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from dualprompt.files import sha256
-from dualprompt.studies import blocks, publication
-from dualprompt.studies.sheet import as_markdown
+from dualprompt.report import blocks, publication
+from dualprompt.report.sheet import as_markdown
 from sandbox import World, call
 
 DOCS = Path(__file__).parent.parent / "docs"

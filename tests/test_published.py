@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import yaml
 
-from dualprompt.config import RunConfig, compose, flat, load_preset
+from dualprompt.config import RunConfig, compose, load_preset
 from dualprompt.methods.base import METHODS
 from dualprompt.run.identity import config_digest
-from dualprompt.studies import main_table
+from dualprompt.sweeps import main_table
 from dualprompt.training import group
+from dualprompt.values import flat
 
 DOCS = Path(__file__).parent.parent / "docs"
 TABLES = {path.stem.removeprefix("main-"): path for path in sorted((DOCS / "results").glob("main-*.json"))}

@@ -18,8 +18,8 @@ import pytest
 import yaml
 from pydantic import TypeAdapter
 
-from dualprompt.studies import pictures, results
-from dualprompt.studies.page import LARGEST
+from dualprompt.report import pictures, study_files
+from dualprompt.report.page import LARGEST
 from sandbox import World, call, contents, interrupted
 
 NAME = 'trees <b> & "leaves"'
@@ -213,7 +213,7 @@ def test_pictures_survive_json(tmp_path: Path) -> None:
     points = pictures.Points("t", [pictures.Cloud("c", [1.0], [2.0], 0, "x")])
     for picture in (grid, lines, points):
         plain = json.loads(json.dumps(pictures.as_plain(picture)))
-        assert TypeAdapter(results.PictureRecord).validate_python(plain) == picture
+        assert TypeAdapter(study_files.PictureRecord).validate_python(plain) == picture
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             drawn = pictures.save_with_data(tmp_path, picture.kind, picture).read_text()

@@ -19,8 +19,8 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from contrast import CONTRAST
+from dualprompt.report import gallery
 from dualprompt.run.predictions import Predictions, read
-from dualprompt.studies import gallery
 from sandbox import CLASSES, World, call, make_world
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

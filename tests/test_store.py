@@ -23,8 +23,9 @@ from dualprompt.files import digest
 from dualprompt.progress import Began, Event, Progress, Remarked
 from dualprompt.run.folder import Run
 from dualprompt.run.identity import ADDED, CIRCUMSTANCES, config_digest
-from dualprompt.studies import store
-from dualprompt.studies.store import Obtained, complain, obtain
+from dualprompt.sweeps import store
+from dualprompt.sweeps.obtained import BUSY, Obtained, complain
+from dualprompt.sweeps.store import obtain
 from dualprompt.training import group
 from sandbox import COMMAND, World, call, contents, make_world, start, write_weights
 
@@ -215,7 +216,7 @@ def test_two_commands_do_not_work_on_one_run(jobs: int, world: World, tmp_path: 
     with (tmp_path / "runs" / folder / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         before = contents(tmp_path / "runs")
-        assert obtain(asked, tmp_path / "runs", jobs=jobs)[0].error == store.BUSY
+        assert obtain(asked, tmp_path / "runs", jobs=jobs)[0].error == BUSY
         assert contents(tmp_path / "runs") == before
     assert obtain(asked, tmp_path / "runs")[0].error is None
 

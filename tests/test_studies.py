@@ -21,13 +21,15 @@ from safetensors.numpy import load_file
 
 from dualprompt.config import compose
 from dualprompt.errors import DualPromptError
+from dualprompt.report.prompt_map import Prompts, collect, plane
 from dualprompt.run.folder import Run
-from dualprompt.studies import STUDIES, paper
+from dualprompt.studies import STUDIES
 from dualprompt.studies.diversity import within_class
 from dualprompt.studies.layers import around_e, around_g
-from dualprompt.studies.prompts_tsne import Prompts, collect, movement, plane
-from dualprompt.studies.study import HELD_OUT, Lab, load, spread_out
+from dualprompt.studies.prompts_tsne import movement
+from dualprompt.studies.study import HELD_OUT, Context, load, spread_out
 from dualprompt.studies.words import span
+from dualprompt.sweeps import paper
 from sandbox import VIT, World, call, contents, make_world, write_weights
 
 SHORT = ("--train.epochs", 1)
@@ -523,22 +525,22 @@ def test_every_study_says_what_it_is() -> None:
 
 
 def test_methods_of_a_reduced_benchmark_are_trained_as_its_preset_says(tmp_path: Path) -> None:
-    lab = Lab("mini", None, {}, 1, None, tmp_path, lambda configs: [])
+    context = Context("mini", None, {}, 1, None, tmp_path, lambda configs: [])
     for method in ("dualprompt", "frozen-head", "er", "gdumb"):
-        found, usual = lab.config({"method.name": method}), compose("mini", None, {"method.name": method})
+        found, usual = context.config({"method.name": method}), compose("mini", None, {"method.name": method})
         assert found.train == usual.train
         assert (found.benchmark.train_per_class, usual.benchmark.train_per_class) == (10, 20)
         assert found.backbone == usual.backbone
 
 
 def test_a_setting_that_repeats_the_recipe_is_the_recipe(tmp_path: Path) -> None:
-    lab = Lab("mini", None, {}, 1, None, tmp_path, lambda configs: [])
+    context = Context("mini", None, {}, 1, None, tmp_path, lambda configs: [])
     repeats = {"method.prompting": "pre-t", "method.g_layers": [1, 2], "method.e_layers": [3, 4, 5]}
-    assert lab.config(repeats) == lab.config({})
-    assert lab.config({}).train.recipe == "paper"
-    other = lab.config(repeats | {"method.prompting": "pro-t"})
+    assert context.config(repeats) == context.config({})
+    assert context.config({}).train.recipe == "paper"
+    other = context.config(repeats | {"method.prompting": "pro-t"})
     assert (other.train.recipe, other.method["prompting"]) == ("paper, changed", "pro-t")
-    assert lab.config(HELD_OUT).benchmark.evaluate_on == "validation"
+    assert context.config(HELD_OUT).benchmark.evaluate_on == "validation"
 
 
 @given(st.integers(1, 30), st.integers(1, 30), st.lists(st.integers(1, 30), max_size=2, unique=True))

@@ -17,8 +17,8 @@ from PIL import Image
 from dualprompt.config import RunConfig, compose, load_preset, preset_names
 from dualprompt.errors import DualPromptError
 from dualprompt.methods.base import METHODS, method_config
-from dualprompt.studies import paper
-from dualprompt.studies.sweep import Sweep, beyond
+from dualprompt.sweeps import paper
+from dualprompt.sweeps.sweep import Sweep, beyond
 from dualprompt.training.optimise import effective_lr
 from sandbox import World, call, make_world
 
@@ -246,7 +246,7 @@ def test_a_failed_try_is_shown_and_never_wins(world: World, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--benchmark.evaluate_on", "test"], ["judged on validation images only", "dualprompt table"]),
+        (["--benchmark.evaluate_on", "test"], ["evaluated on validation images only", "dualprompt table"]),
         (["--benchmark.validation", "0"], ["evaluate_on: validation needs benchmark.validation > 0"]),
         (["--grid", "train.lr"], ["--grid takes OPTION=VALUE,VALUE", "found 'train.lr'"]),
         (["--grid", "seed=1,2"], ["--grid takes options of train and method", "found 'seed'"]),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualprompt.studies.verdict import Difference, decide, judge, over_seeds, paired, tally
+from dualprompt.report.verdict import Difference, decide, over_seeds, paired, tally, verdict_on
 
 
 def result(seed: int, accuracy: float, images: list[int] | None = None, forgetting: float = 0.0) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def test_over_seeds_the_t_interval_of_the_paired_differences_decides() -> None:
     assert (gap.mean, gap.deviation, gap.seeds) == (pytest.approx(2), pytest.approx(1), 3)
     assert gap.margin == pytest.approx(2.484, abs=1e-3)
     assert decide(gap) == "cannot be told"
-    assert gap.told() == "+2.00 ± 1.00 points over 3 seeds (95 % interval -0.48 to +4.48)"
+    assert gap.in_words() == "+2.00 ± 1.00 points over 3 seeds (95 % interval -0.48 to +4.48)"
     # Differences 2, 3, 4, 3: mean 3, deviation 0.816; t of three degrees is 3.182, so ± 1.299.
     assert decide(paired(several(52, 63, 44, 13), several(50, 60, 40, 10))) == "holds"
     assert decide(paired(several(50, 60, 40, 10), several(52, 63, 44, 13))) == "does not hold"
@@ -47,7 +47,7 @@ def test_on_one_seed_two_binomial_errors_decide() -> None:
     assert near is not None
     assert near.margin == pytest.approx(2 * ((56.9 * 43.1 + 2500) / 400) ** 0.5)
     assert (decide(near), decide(far)) == ("cannot be told", "holds")
-    assert near.told() == "+6.90 points on one seed (two standard errors: 7.04)"
+    assert near.in_words() == "+6.90 points on one seed (two standard errors: 7.04)"
     assert decide(paired([result(0, 90)], [result(0, 10)])) == "cannot be told"  # nobody knows of how many images
     forgotten = paired([result(0, 50, [400], 1.0)], [result(0, 50, [400], 60.0)], "forgetting")
     assert decide(forgotten) == "cannot be told"
@@ -74,16 +74,16 @@ def test_equal_results_are_no_difference() -> None:
 
 def test_a_sentence_says_claim_verdict_and_numbers() -> None:
     clear, none = Difference(3, 0.1, 5, 0.2), Difference(0.1, 0.3, 5, 0.4)
-    verdict = judge("A beats B", clear, paper="+1.00")
+    verdict = verdict_on("A beats B", clear, paper="+1.00")
     assert verdict.sentence == (
         "That A beats B holds here: +3.00 ± 0.10 points over 5 seeds (95 % interval +2.80 to +3.20); the paper: +1.00."
     )
-    assert judge("A beats B", none, of="on test images").sentence.endswith(
+    assert verdict_on("A beats B", none, of="on test images").sentence.endswith(
         "(95 % interval -0.30 to +0.50) on test images."
     )
-    assert judge("A beats B", None).sentence == "That A beats B cannot be told here: there are no runs to compare."
+    assert verdict_on("A beats B", None).sentence == "That A beats B cannot be told here: there are no runs to compare."
     assert verdict.plain()["sentence"] == verdict.sentence
-    every = [judge("", clear), judge("", clear, -1), judge("", none), judge("", None)]
+    every = [verdict_on("", clear), verdict_on("", clear, -1), verdict_on("", none), verdict_on("", None)]
     assert tally(every) == "1 hold here, 1 do not, 2 cannot be told"
 
 

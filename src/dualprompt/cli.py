@@ -137,7 +137,7 @@ def split_overrides(arguments: list[str]) -> tuple[dict[str, Any], list[str]]:
             if not queue:
                 raise DualPromptError(f"option '{key}' needs a value")
             value = queue.pop(0)
-        from dualprompt.config import read_value  # which takes a while to import
+        from dualprompt.values import read_value  # which takes a while to import
 
         overrides[key.removeprefix("--")] = read_value(value)
     return overrides, rest

@@ -6,12 +6,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from dualprompt.errors import DualPromptError, nearest
 from dualprompt.files import MOST_JSON, read_bytes, reason
 from dualprompt.registry import Registry
+from dualprompt.values import MOST_YAML, flat, merge, nested, read_value, read_yaml
 
 T = TypeVar("T")
 # Bounds of options that memory goes by, far above anything sensible: a file of a stranger must not fill it.
@@ -19,10 +19,6 @@ LONGEST = 1000  # rows or tokens of a prompt
 WIDEST = 30_000  # random features of a closed-form head, which holds WIDEST²/2 numbers: 1.8 GB
 LARGEST_BATCH = 2**20
 LARGEST_INPUT = 1024  # pixels a side: 4096 patches of 16 × 16, whose attention still fits
-MOST_YAML = 2**18  # bytes
-MOST_VALUES = 10_000  # of a YAML text, with every alias written out
-TOO_MANY = f"it holds more than {MOST_VALUES:,} values, with every alias written out"
-DEEPEST = 32  # levels of a YAML text, and of dotted keys
 
 
 # The methods, which fill it when it is first asked; `methods.base` knows what they are.
@@ -106,7 +102,7 @@ class TrainConfig(Strict):
 
 
 class EvaluateConfig(Strict):
-    """How test images are shown and judged."""
+    """How test images are shown and evaluated."""
 
     batch_size: int = Field(default=128, ge=1, le=LARGEST_BATCH)
     view: Literal["resize", "centre_crop"] = Field(
@@ -152,7 +148,10 @@ def parse(model: type[Strict], values: dict[str, Any], where: str = "") -> Any:
 
 
 def recorded(kind: type[T], content: bytes | str, where: str, remedy: str) -> T:
-    """Return the JSON text of a record as the type it must have; its first fault becomes one line."""
+    """Return the JSON text of a record as the type it must have; its first fault becomes one line.
+
+    `kind` is that type, `content` the text. The line says that `where` is damaged, and ends with the `remedy`.
+    """
     try:
         return TypeAdapter(kind).validate_json(content, strict=True)
     except ValidationError as error:
@@ -170,39 +169,6 @@ def read_record(path: Path, kind: type[T], remedy: str = "restore it or start a 
     except OSError as error:
         raise DualPromptError(f"{path} is damaged ({reason(error)}); {remedy}") from None
     return recorded(kind, content, str(path), remedy)
-
-
-def read_yaml(text: str) -> Any:
-    """Return the value of a YAML text that someone wrote; a ValueError says what is wrong with it, on one line."""
-    if len(text) > MOST_YAML:
-        raise ValueError(f"it is longer than {MOST_YAML:,} characters")
-    try:
-        depth = 0
-        for number, event in enumerate(yaml.parse(text, yaml.SafeLoader)):
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if depth > DEEPEST:
-                raise ValueError(f"it is nested more than {DEEPEST} deep")
-            if number > 2 * MOST_VALUES:
-                raise ValueError(TOO_MANY)
-        root = yaml.compose(text, yaml.SafeLoader)
-        if root is not None:
-            _count_values(root, {})
-        return yaml.safe_load(text)
-    # Its constructors are not made for hostile texts: 2026-99-99, !!bool x, !!int "" and the like.
-    except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, ArithmeticError) as error:
-        raise ValueError(" ".join(str(error).split()) or type(error).__name__) from None
-
-
-def _count_values(node: yaml.Node, counts: dict[int, int]) -> int:
-    """Return how many values a node stands for; a few aliases can stand for more than any memory holds."""
-    if id(node) not in counts:
-        counts[id(node)] = MOST_VALUES  # until it is known, so that an alias of what it is part of counts as too much
-        inner = node.value if isinstance(node, yaml.CollectionNode) else []
-        parts = [part for each in inner for part in (each if isinstance(each, tuple) else (each,))]
-        counts[id(node)] = 1 + sum(_count_values(part, counts) for part in parts)
-    if counts[id(node)] > MOST_VALUES:
-        raise ValueError(TOO_MANY)
-    return counts[id(node)]
 
 
 def _explain(model: type[Strict], error: ValidationError, where: str) -> str:
@@ -381,7 +347,7 @@ def _mapping(preset: str, key: str, value: Any) -> dict[str, Any]:
 def changes_recipe(dotted: str) -> bool:
     """Return whether an override changes what a recipe says, so that a run must not carry its name alone.
 
-    How many images may be kept is a condition of the comparison, as the benchmark is; how many are judged at a time
+    How many images may be kept is a condition of the comparison, as the benchmark is; how many are evaluated at a time
     decides nothing.
     """
     same = ("method.name", BUFFER_SIZE, "evaluate.batch_size")
@@ -395,17 +361,6 @@ def _all_nested(overrides: dict[str, Any]) -> dict[str, Any]:
     return above
 
 
-def read_value(text: str) -> Any:
-    """Read a value as YAML; `a,b` without brackets is a list too, unless it is quoted or the path of something."""
-    try:
-        value = read_yaml(text)
-        if isinstance(value, str) and "," in value and text[0] not in "\"'" and not _exists(text):
-            return [read_yaml(part) for part in value.split(",")]
-    except ValueError:
-        raise DualPromptError(f"cannot read the value '{text[:200]}'; quote it as YAML") from None
-    return value
-
-
 def read_line(text: str) -> tuple[str, dict[str, Any]]:
     """Read a line of a comparison, NAME:OPTION=VALUE:train.OPTION=VALUE, as --methods says it: method and overrides."""
     name, *options = text.split(":")
@@ -416,38 +371,3 @@ def read_line(text: str) -> tuple[str, dict[str, Any]]:
             raise DualPromptError(f"--methods: write an option as name:option=value, found '{text}'")
         overrides[key if key.startswith("train.") else f"method.{key}"] = read_value(value)
     return name, overrides
-
-
-def _exists(text: str) -> bool:
-    try:
-        return Path(text).exists()
-    except (OSError, ValueError):  # it is too long for a path, or holds a zero byte
-        return False
-
-
-def nested(dotted: str, value: Any) -> dict[str, Any]:
-    """Return `{"a": {"b": value}}` for `a.b`."""
-    *outer, last = dotted.split(".")
-    if len(outer) > DEEPEST:
-        raise DualPromptError(f"unknown key '{dotted[:40]}…'; none has {len(outer)} dots")
-    result: dict[str, Any] = {last: value}
-    for part in reversed(outer):
-        result = {part: result}
-    return result
-
-
-def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return `{"a.b": value}` for `{"a": {"b": value}}`."""
-    result: dict[str, Any] = {}
-    for key, value in values.items():
-        result |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return result
-
-
-def merge(base: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """Return `base` with the values of `above` on top, mapping by mapping."""
-    result = dict(base)
-    for key, value in above.items():
-        both = isinstance(value, dict) and isinstance(result.get(key), dict)
-        result[key] = merge(result[key], value) if both else value
-    return result

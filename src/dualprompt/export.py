@@ -27,14 +27,14 @@ from torch import Tensor, nn
 from dualprompt import __version__
 from dualprompt.errors import DualPromptError, nearest
 from dualprompt.files import atomic
-from dualprompt.learning.results import trust
+from dualprompt.model.results import trust
 
 if TYPE_CHECKING:
     import onnx
     import onnxruntime
 
     from dualprompt.learner import ContinualLearner
-    from dualprompt.learning.pictures import ImageLike
+    from dualprompt.model.images import ImageLike
 
 FORMATS = {"onnx": ".onnx", "torch-export": ".pt2"}
 INPUT, OUTPUTS = "images", ("logits", "probabilities", "task", "similarity")
@@ -247,7 +247,7 @@ def sample(learner: ContinualLearner, folder: Path | None = None) -> Sample:
     if folder is None:
         patches = np.random.default_rng(0).integers(0, 256, (RANDOM_IMAGES, 4, 4, 3), dtype=np.uint8)
         return Sample(list(patches))
-    from dualprompt.learning.pictures import gather
+    from dualprompt.model.images import gather
 
     classes = gather(folder)
     if strange := [name for name in classes if name not in learner.classes]:

@@ -7,10 +7,10 @@ from typing import Any
 
 from dualprompt.config import load_preset, preset_names
 
-Row = dict[str, Any]
+Entry = dict[str, Any]
 
 
-def methods() -> list[Row]:
+def methods() -> list[Entry]:
     """Return every method."""
     from dualprompt.methods.base import METHODS
 
@@ -20,7 +20,7 @@ def methods() -> list[Row]:
     ]
 
 
-def benchmarks() -> list[Row]:
+def benchmarks() -> list[Entry]:
     """Return every dataset that can be a task or be cut into tasks."""
     from dualprompt.data.sources import DATASETS, GROUPS
 
@@ -43,14 +43,14 @@ def benchmarks() -> list[Row]:
     return [*rows, *groups, folder]
 
 
-def backbones() -> list[Row]:
+def backbones() -> list[Entry]:
     """Return every backbone with a short name."""
     from dualprompt.backbones.known import known
 
     return known()
 
 
-def presets() -> list[Row]:
+def presets() -> list[Entry]:
     """Return every preset that comes with the package."""
     rows = []
     for name in preset_names():
@@ -67,7 +67,7 @@ def presets() -> list[Row]:
     return rows
 
 
-LISTS: dict[str, Callable[[], list[Row]]] = {
+LISTS: dict[str, Callable[[], list[Entry]]] = {
     "methods": methods,
     "benchmarks": benchmarks,
     "backbones": backbones,

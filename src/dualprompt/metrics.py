@@ -1,7 +1,7 @@
 """The paper's metrics as pure functions of the accuracy matrix.
 
 `S[t][τ]` is the accuracy, in percent, on task τ after training task t; row t has t + 1 entries. Functions take the
-rows up to the moment they judge, so `average_accuracy(S)` is A_T and `average_accuracy(S[:t])` is A_t.
+rows up to the moment they describe, so `average_accuracy(S)` is A_T and `average_accuracy(S[:t])` is A_t.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def backward_transfer(S: Matrix) -> float:
 
 
 def image_weighted_accuracy(S: Matrix, images: Sequence[int]) -> float:
-    """Return the share of all images that are right after the last task; `images[τ]` were judged of task τ."""
+    """Return the share of all images that are right after the last task; `images[τ]` were evaluated of task τ."""
     check(S)
     return float(np.average(S[-1], weights=images))
 
@@ -76,18 +76,13 @@ def over_tasks(S: Matrix) -> dict[str, list[float]]:
     }
 
 
-def difference_to_upper_bound(average: float, upper_bound: float) -> float:
-    """Return Diff: how far an average accuracy stays below the upper bound's."""
-    return upper_bound - average
-
-
 def mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
     """Return the mean and the sample standard deviation over seeds (0 for a single seed)."""
     return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
 
 
 def variance(S: Matrix, images: Sequence[int]) -> float:
-    """Return the binomial variance of A_T, in squared percent: how it would scatter over draws of the images judged."""
+    """Return the binomial variance of A_T, in squared percent: how it would scatter over draws of the test images."""
     check(S)
     return float(sum(s * (100 - s) / n for s, n in zip(S[-1], images, strict=True)) / len(S) ** 2)
 
@@ -97,7 +92,7 @@ def summarise(
 ) -> dict[str, float | None]:
     """Return every metric of a finished run.
 
-    `matching` is the last row of per-task matching accuracies; `images` are the numbers judged of each task, if known.
+    `matching` is the last row of per-task matching accuracies; `images` are those evaluated of each task, if known.
     """
     return {
         "average_accuracy": average_accuracy(S),

@@ -150,6 +150,11 @@ class Progress:
         self.receive(Note(text))
 
 
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """Return a number with its noun; `plural` where that is more than an s."""
+    return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
+
+
 class Bar:
     """Tells how far one piece of work is."""
 

@@ -35,7 +35,7 @@ from tools.faults.requests import campaign_requests
 from tools.faults.requests import problems as problems_of_requests
 from tools.faults.soak import campaign_soak
 
-from dualprompt.serve.load import demo_model
+from dualprompt.bench.load import demo_model
 
 PARTS = ("requests", "kills", "disk", "folders", "pictures", "crowd", "files")
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import httpx
 
-from dualprompt.serve.load import picture
+from dualprompt.bench.load import picture
 
 TESTS = Path(__file__).parents[2] / "tests"
 WAIT_SECONDS = 180

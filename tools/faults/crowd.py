@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 import httpx
 from tools.faults.common import Server, copied, until
 
+from dualprompt.bench.load import picture
 from dualprompt.serve.limits import Limits
-from dualprompt.serve.load import picture
 
 
 def campaign_crowd(source: Path, folder: Path) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from typing import Any
 
 from tools.faults.common import Server, copied, ended, kept_files, left_over, lesson
 
+from dualprompt.bench.load import picture
 from dualprompt.learner import ContinualLearner
-from dualprompt.serve.load import picture
 
 
 def campaign_disk(source: Path, folder: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from tools.faults.common import Server, copied, tested, until
 
-from dualprompt.serve.load import picture
+from dualprompt.bench.load import picture
 
 
 def traps(model: Path, victim: Path) -> Iterator[tuple[str, Callable[[], object]]]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from PIL import Image
 
-from dualprompt.serve.load import picture
+from dualprompt.bench.load import picture
 
 
 def images(rng: random.Random) -> Iterator[bytes]:

@@ -15,9 +15,9 @@ from typing import Any
 
 from tools.faults.common import NEW, TESTS, Server, copied, ended, left_over, lesson, state_of, until
 
+from dualprompt.bench.load import picture
 from dualprompt.learner import ContinualLearner
 from dualprompt.methods.base import METHODS
-from dualprompt.serve.load import picture
 
 WAIT = 300  # seconds for a run
 

@@ -18,7 +18,7 @@ import httpx
 from PIL import Image
 from tools.faults.common import Server, copied
 
-from dualprompt.serve.load import peak_megabytes, picture
+from dualprompt.bench.load import peak_megabytes, picture
 
 
 def bombs() -> list[bytes]:

@@ -16,7 +16,7 @@ import httpx
 from tools.faults.common import Server, copied, ended, kept_files, left_over, lesson
 from tools.faults.hostile import archives, bodies, images
 
-from dualprompt.serve.load import picture
+from dualprompt.bench.load import picture
 
 ROUNDS = 5  # schemathesis runs out of ideas for simple operations; another seed has more
 

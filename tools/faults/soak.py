@@ -15,7 +15,7 @@ import httpx
 import numpy as np
 from tools.faults.common import Server, copied, ended, lesson
 
-from dualprompt.serve.load import picture
+from dualprompt.bench.load import picture
 
 # What a quantity may drift over the whole time and still be called flat.
 TOLERANCE = {"memory_mb": 25.0, "descriptors": 5.0, "threads": 3.0, "p50_ms": 20.0, "p95_ms": 60.0}

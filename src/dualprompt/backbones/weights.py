@@ -9,23 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
-import pickle
 import re
-import struct
-import tokenize
-import zipfile
-import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Literal
 
-import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from dualprompt.backbones import tensors as files
 from dualprompt.backbones.architecture import Architecture, infer, network, verify
 from dualprompt.backbones.base import HALF, Backbone, BackboneFactory
 from dualprompt.backbones.facts import Facts, Triple, from_folder, from_header
@@ -42,7 +35,7 @@ from dualprompt.backbones.layouts import SUPPORTED, convert
 from dualprompt.backbones.resnet import ResNet, ResNetConfig, draw
 from dualprompt.backbones.vit import ViTConfig, resize_positions
 from dualprompt.errors import DualPromptError, nearest
-from dualprompt.files import digest, packaged, regular, sha256
+from dualprompt.files import digest, packaged, sha256
 from dualprompt.progress import SILENT, Progress
 from dualprompt.seeds import derive
 
@@ -53,7 +46,6 @@ CIFAR: tuple[Triple, Triple] = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761
 
 _REPOSITORY_FILES = ("model.safetensors", "pytorch_model.bin")
 _HUB_ID = re.compile(r"(?:hf-hub:)?([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
-_WRAPPERS = ("teacher", "state_dict", "model_state_dict", "model")
 
 
 @dataclass(frozen=True)
@@ -244,13 +236,13 @@ def _locate(name: str, progress: Progress) -> tuple[Path, Facts]:
         return _in_folder(path)
     if path.is_file():
         return path, from_folder(path.parent) if path.name in _REPOSITORY_FILES else Facts()
-    if path.suffix in _LOADERS or name.startswith((".", "/", "~")):
+    if path.suffix in files.LOADERS or name.startswith((".", "/", "~")):
         raise DualPromptError(f"weights file {name} does not exist; check the path")
     hub_id = _HUB_ID.fullmatch(name)
     if hub_id is None:
         raise DualPromptError(
             f"unknown backbone '{name}'; {nearest(name, KNOWN)}; or a hub id owner/name, or the path of a "
-            f"{', '.join(_LOADERS)} file"
+            f"{', '.join(files.LOADERS)} file"
         )
     repository, revision = hub_id.groups()
     folder = _download(repository, revision, progress)
@@ -291,7 +283,7 @@ def _download(repository: str, revision: str | None, progress: Progress) -> Path
             errors.RevisionNotFoundError: f"it has no revision '{revision}'",
             errors.EntryNotFoundError: "it lacks a config.json or a weights file",
         }
-        brief = f"{type(error).__name__}: {_first_line(error)}"
+        brief = f"{type(error).__name__}: {files.first_line(error)}"
         reason = next((text for kind, text in reasons.items() if isinstance(error, kind)), brief)
         raise DualPromptError(
             f"backbone '{repository}' could not be fetched: {reason}; check the name and the network, or "
@@ -330,15 +322,14 @@ def _quiet(logger_name: str) -> Iterator[None]:
 
 
 def _read_file(name: str, path: Path, facts: Facts) -> Checkpoint:
-    raw, header = _load(path)
+    raw, header = files.load(path)
     said = from_header(header, str(path))
-    _refuse_strange(raw, path)
     try:
         converted = convert(raw, str(path))
         config = infer(converted, said.heads or facts.heads or converted.heads, facts.eps, str(path))
         tensors = verify(converted, config, str(path))
     except (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError) as error:  # shapes that nobody foresaw
-        raise DualPromptError(f"{path} holds no known network ({_first_line(error)}); {SUPPORTED}") from error
+        raise DualPromptError(f"{path} holds no known network ({files.first_line(error)}); {SUPPORTED}") from error
     mean, std = (said.mean, said.std) if said.mean and said.std else (facts.mean, facts.std)
     usual_mean, usual_std = _assumed(config)
     size = said.input_size or facts.input_size or config.image_size
@@ -359,119 +350,3 @@ def _read_file(name: str, path: Path, facts: Facts) -> Checkpoint:
         asked_interpolation=interpolation,
     )
     return Checkpoint(config, tensors, info)
-
-
-def _load(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the tensors of a weights file as they are, and its header's metadata."""
-    loader = _LOADERS.get(path.suffix)
-    if loader is None:
-        raise DualPromptError(f"{path} is no weights file; supported endings: {', '.join(_LOADERS)}")
-    try:
-        with regular(path) as handle:
-            if handle.read(24).startswith(b"version https://git-lfs"):
-                raise DualPromptError(f"{path} is a Git LFS pointer, not the weights; run `git lfs pull` in its folder")
-        return loader(path)
-    except OSError as error:
-        raise DualPromptError(
-            f"{path} cannot be read ({error.strerror or error}); check it or download it again"
-        ) from error
-    except pickle.UnpicklingError as error:
-        foreign = re.search(r"GLOBAL ([\w.]+)", str(error))
-        if foreign is None:
-            raise DualPromptError(f"{path} is damaged or no weights file; download it again") from error
-        raise DualPromptError(
-            f"{path} holds more than tensors ({foreign[1]}); nothing of it was run; give its state dict "
-            "alone, best as .safetensors"
-        ) from error
-    except (
-        SafetensorError,
-        RuntimeError,
-        ValueError,
-        TypeError,
-        EOFError,
-        LookupError,
-        AttributeError,
-        ArithmeticError,
-        MemoryError,
-        RecursionError,
-        SyntaxError,  # of the headers of arrays, which are Python
-        tokenize.TokenError,
-        zipfile.BadZipFile,
-        zlib.error,
-        struct.error,
-    ) as error:
-        raise DualPromptError(
-            f"{path} is damaged or no weights file ({_first_line(error)}); download it again"
-        ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0][:200]
-
-
-def _refuse_strange(raw: Mapping[str, Tensor], path: Path) -> None:
-    """Refuse what no weights are, and views that stand for far more numbers than the file holds."""
-    for name, value in raw.items():
-        if value.layout != torch.strided or value.is_quantized or value.is_complex() or value.device.type != "cpu":
-            raise DualPromptError(f"{path}: tensor '{name}' is no plain array of numbers; {SUPPORTED}")
-    if sum(value.numel() * value.element_size() for value in raw.values()) > _room(path):
-        raise DualPromptError(f"{path} stands for far more numbers than it holds; use an undamaged file")
-
-
-def _room(path: Path) -> int:
-    """Return how many bytes a file of this size may stand for: weights hardly shrink when they are packed."""
-    return max(64 * 2**20, 10 * path.stat().st_size)
-
-
-def _load_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    with safe_open(path, framework="pt") as handle:
-        # Copies: the library's tensors are the file itself, and change, or end the process, if someone writes to it.
-        return {key: handle.get_tensor(key).clone() for key in handle.keys()}, handle.metadata() or {}  # noqa: SIM118
-
-
-def _load_torch(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    content: Any = torch.load(path, map_location="cpu", weights_only=True)
-    while isinstance(content, Mapping):
-        inner = next((content[key] for key in _WRAPPERS if isinstance(content.get(key), Mapping)), None)
-        if inner is None:
-            break
-        content = inner
-    if not isinstance(content, Mapping):
-        raise ValueError(f"expected a state dict, found {type(content).__name__}")
-    for key, value in content.items():
-        if not isinstance(value, Tensor):
-            raise ValueError(f"entry '{key}' of the state dict is no tensor but {type(value).__name__}")
-    return {str(key): value for key, value in content.items()}, {}
-
-
-def _load_npz(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    with zipfile.ZipFile(path) as archive:  # what it says it holds, before any memory is taken for it
-        members = archive.infolist()
-        if sum(member.file_size for member in members) > _room(path):
-            raise ValueError("it would unpack to far more than it holds")
-        for member in members:
-            with archive.open(member) as file:
-                if _array_bytes(file) > member.file_size:
-                    raise ValueError(f"'{member.filename}' says that it is larger than it is")
-    with np.load(path, allow_pickle=False) as arrays:
-        return {key: torch.from_numpy(arrays[key]) for key in arrays.files}, {}
-
-
-def _array_bytes(file: IO[bytes]) -> int:
-    """Return the size of an array by its header; 0 for what is no array."""
-    try:
-        version = np.lib.format.read_magic(file)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, _, dtype = read(file)
-    except ValueError:
-        return 0
-    return math.prod(shape) * dtype.itemsize
-
-
-_LOADERS: dict[str, Callable[[Path], tuple[dict[str, Tensor], dict[str, str]]]] = {
-    ".safetensors": _load_safetensors,
-    ".pth": _load_torch,
-    ".pt": _load_torch,
-    ".bin": _load_torch,
-    ".npz": _load_npz,
-}

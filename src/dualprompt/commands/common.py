@@ -15,8 +15,8 @@ from dualprompt.errors import DualPromptError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from dualprompt.studies.sheet import Sheet
-    from dualprompt.studies.store import Workers
+    from dualprompt.report.sheet import Sheet
+    from dualprompt.sweeps.obtained import Workers
 
 Do = Callable[[argparse.Namespace], None]
 
@@ -132,7 +132,7 @@ def workers(options: argparse.Namespace) -> AbstractContextManager[int | Workers
         return nullcontext(options.jobs)
     if options.jobs != 1 and getattr(options, "name", None) != "auto":  # which proposes so many settings at a time
         raise DualPromptError("--jobs counts processes of this machine; leave it out, Ray fills the cluster by itself")
-    from dualprompt.studies.cluster import cluster
+    from dualprompt.sweeps.cluster import cluster
 
     return cluster(options.ray, 1 if options.ray_cpus is None else options.ray_cpus, options.ray_gpus)
 
@@ -173,7 +173,7 @@ def emit(options: argparse.Namespace, value: Any, *tables: Table | str) -> None:
         return
     from rich.console import Console
 
-    from dualprompt.studies.tables import wide
+    from dualprompt.report.tables import wide
 
     console = Console()
     if not console.is_terminal:
@@ -185,12 +185,18 @@ def emit(options: argparse.Namespace, value: Any, *tables: Table | str) -> None:
             console.print(table)
 
 
-def fitting_sheet(sheet: Sheet) -> Table:
-    """Return a table, without its lesser columns where the terminal is too narrow for them."""
+def to_width(draw: Callable[[bool], Table]) -> Table:
+    """Return the table that `draw(brief)` makes, brief where the terminal is too narrow for all of its columns."""
     from rich.console import Console
 
-    from dualprompt.studies.sheet import as_rich
-    from dualprompt.studies.tables import wide
+    from dualprompt.report.tables import wide
 
-    console, table = Console(), as_rich(sheet)
-    return as_rich(sheet, brief=True) if console.is_terminal and wide(table) > console.width else table
+    console, table = Console(), draw(False)
+    return draw(True) if console.is_terminal and wide(table) > console.width else table
+
+
+def sheet_to_width(sheet: Sheet) -> Table:
+    """Return a sheet for the terminal, without its lesser columns where that is too narrow for them."""
+    from dualprompt.report.sheet import as_rich
+
+    return to_width(lambda brief: as_rich(sheet, brief))

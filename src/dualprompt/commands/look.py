@@ -47,10 +47,10 @@ def do_list(options: argparse.Namespace) -> None:
 
 def do_bench(options: argparse.Namespace) -> None:
     """Measure speed."""
+    from dualprompt.bench import speed
     from dualprompt.config import RunConfig
     from dualprompt.config import parse as validated
     from dualprompt.console import Terminal
-    from dualprompt.studies import bench
 
     values = {
         "benchmark": {"dataset": "random images"},
@@ -60,10 +60,10 @@ def do_bench(options: argparse.Namespace) -> None:
         "compile": options.compile,
     }
     with Terminal() as terminal:
-        machine = bench.Bench(validated(RunConfig, values), bench.QUICK if options.quick else bench.FULL, terminal)
+        machine = speed.Bench(validated(RunConfig, values), speed.QUICK if options.quick else speed.FULL, terminal)
         batches = sizes(options.batch or ("128,24" if machine.device.type == "cuda" else "32"), "--batch")
         found = machine.run(batches, options.end_to_end)
-    emit(options, found, *bench.tables(found))
+    emit(options, found, *speed.tables(found))
 
 
 def do_data(options: argparse.Namespace) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from dualprompt.commands.common import DEVICE, Commands, Do, Parser, emit
 from dualprompt.errors import DualPromptError, InterruptedRunError
+from dualprompt.progress import counted
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -82,7 +83,7 @@ def add(commands: Commands) -> None:
     predict.add_argument("--top-k", type=int, default=5, help="how many classes each answer has (default: %(default)s)")
     predict.add_argument("--csv", action="store_true", help="print one line an image, with commas")
 
-    evaluate = with_model("evaluate", do_evaluate, "judge a model on a folder of class folders")
+    evaluate = with_model("evaluate", do_evaluate, "evaluate a model on a folder of class folders")
     evaluate.add_argument("folder", type=Path, help="holds one folder of images for each class")
     evaluate.add_argument("--record", action="store_true", help="note the accuracies in the model's accuracy matrix")
 
@@ -113,11 +114,11 @@ def open_learner(options: argparse.Namespace) -> ContinualLearner:
 @contextlib.contextmanager
 def changed(options: argparse.Namespace) -> Iterator[ContinualLearner]:
     """Yield the model that a command changes, held against all others, and save it if nothing goes wrong."""
-    from dualprompt.learning import keep
+    from dualprompt.model import saved
 
-    if not keep.is_model(options.model):
+    if not saved.is_model(options.model):
         open_learner(options)  # it says what is wrong
-    with keep.held(options.model):
+    with saved.held(options.model):
         learner = open_learner(options)
         yield learner
         learner.save(options.model, held=True)
@@ -130,7 +131,7 @@ def do_learn(options: argparse.Namespace) -> None:
     from dualprompt.console import Terminal
     from dualprompt.files import disk_errors
     from dualprompt.learner import ContinualLearner
-    from dualprompt.learning.keep import held, is_model, refuse_other
+    from dualprompt.model.saved import held, is_model, refuse_other
 
     made_of = {"backbone": options.backbone, "method": options.method}
     made_of |= {"input_size": options.input_size, "seed": options.seed}
@@ -169,17 +170,12 @@ def do_learn(options: argparse.Namespace) -> None:
         learner.save(options.model)
     shutil.rmtree(work, ignore_errors=True)
     measured = "" if task.accuracy is None else f", {task.accuracy:.1f} % of the images held out were right"
-    amount = f"{counted(len(task.classes), 'class', 'classes')} from {counted(task.images, 'image', 'images')}"
-    told = [f"learned task {task.id} ('{task.name}'): {amount}{measured}"]
+    amount = f"{counted(len(task.classes), 'class', 'classes')} from {counted(task.images, 'image')}"
+    messages = [f"learned task {task.id} ('{task.name}'): {amount}{measured}"]
     if learner.threshold is not None:
-        told.append("the threshold for 'none of these' is that of before; `dualprompt calibrate` sets it anew")
+        messages.append("the threshold for 'none of these' is that of before; `dualprompt calibrate` sets it anew")
     value = {"model": str(options.model), "learned": task.to_dict(), **learner.info()}
-    emit(options, value, tasks_table(learner), *told)
-
-
-def counted(number: int, one: str, many: str) -> str:
-    """Return a number with its noun."""
-    return f"{number} {one if number == 1 else many}"
+    emit(options, value, tasks_table(learner), *messages)
 
 
 def tasks_table(learner: ContinualLearner) -> Table:
@@ -202,7 +198,7 @@ def do_predict(options: argparse.Namespace) -> None:
 
     import numpy as np
 
-    from dualprompt.learning.pictures import listed
+    from dualprompt.model.images import listed
 
     if options.json and options.csv:
         raise DualPromptError("--json and --csv cannot go together; choose one")
@@ -254,8 +250,8 @@ def answers_table(answers: Sequence[Answer]) -> Table:
         others = answer.top[1:3] if known else answer.top[:2]
         label, sure = (answer.label, f"{100 * answer.probability:.1f} %") if known else ("none of these", "–")
         cells = (answer.path or "", label or "", sure, answer.task or "–")
-        told = ", ".join(f"{score.label} {100 * score.probability:.0f} %" for score in others)
-        table.add_row(*(Text(cell) for cell in (*cells, f"{answer.similarity:.2f}", told)))
+        runners_up = ", ".join(f"{score.label} {100 * score.probability:.0f} %" for score in others)
+        table.add_row(*(Text(cell) for cell in (*cells, f"{answer.similarity:.2f}", runners_up)))
     return table
 
 
@@ -274,8 +270,8 @@ def do_evaluate(options: argparse.Namespace) -> None:
         table.add_row(Text(name), f"{accuracy:.1f} %")
     matching = "" if found.matching is None else f", {found.matching:.1f} % matched to their own task"
     rejected = f", {found.rejected:.1f} % answered with none" if learner.threshold is not None else ""
-    told = f"{found.images} images: {found.accuracy:.1f} % right{matching}{rejected}"
-    emit(options, found.to_dict(), table, told)
+    message = f"{found.images} images: {found.accuracy:.1f} % right{matching}{rejected}"
+    emit(options, found.to_dict(), table, message)
 
 
 def do_forget(options: argparse.Namespace) -> None:
@@ -285,10 +281,10 @@ def do_forget(options: argparse.Namespace) -> None:
         by_id = options.what.isdecimal() and options.what not in names and options.kind != "class"
         gone = learner.forget(int(options.what) if by_id else options.what, options.kind)
     value = {"class": gone} if isinstance(gone, str) else {"task": gone.to_dict()}
-    told = f"forgot class '{gone}'" if isinstance(gone, str) else f"forgot task {gone.id} ('{gone.name}')"
+    message = f"forgot class '{gone}'" if isinstance(gone, str) else f"forgot task {gone.id} ('{gone.name}')"
     if learner.shares_prompts:
-        told += "; the method keeps nothing else for a task alone: what tasks share was shaped by it, and stays"
-    emit(options, {"forgotten": value, **learner.info()}, tasks_table(learner), told)
+        message += "; the method keeps nothing else for a task alone: what tasks share was shaped by it, and stays"
+    emit(options, {"forgotten": value, **learner.info()}, tasks_table(learner), message)
 
 
 def do_calibrate(options: argparse.Namespace) -> None:
@@ -307,8 +303,8 @@ def do_calibrate(options: argparse.Namespace) -> None:
         rejected = "–" if level.rejected is None else f"{level.rejected:.1f} %"
         mark = " ←" if level.threshold == found.threshold else ""
         table.add_row(f"{level.threshold:.4f}{mark}", f"{level.accepted:.1f} %", rejected)
-    told = f"threshold {found.threshold:.4f}, from {found.known} images held out while learning"
-    emit(options, found.to_dict(), table, told)
+    message = f"threshold {found.threshold:.4f}, from {found.known} images held out while learning"
+    emit(options, found.to_dict(), table, message)
 
 
 def do_info(options: argparse.Namespace) -> None:
@@ -317,7 +313,7 @@ def do_info(options: argparse.Namespace) -> None:
         info = learner.info()
     backbone = info["backbone"]
     limit = "always a class" if learner.threshold is None else f"none of these below a trust of {learner.threshold:.4f}"
-    told = (
+    message = (
         f"backbone {backbone['name']} ({backbone['parameters']:,} parameters, licence: {backbone['licence']}), "
         f"images of {info['side']} × {info['side']} pixels\n"
         f"method {info['method']['name']}; {info['bytes']:,} bytes kept; answers: {limit}"
@@ -325,7 +321,7 @@ def do_info(options: argparse.Namespace) -> None:
     tables = [tasks_table(learner)]
     if any(value is not None for n, row in enumerate(info["accuracy_matrix"]) for value in row[:n]):
         tables.append(matrix_table(learner))
-    emit(options, info, *tables, told)
+    emit(options, info, *tables, message)
 
 
 def matrix_table(learner: ContinualLearner) -> Table:

@@ -7,13 +7,21 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dualprompt.commands.common import DEVICE, PRECISION, Commands, add_devices, add_track, emit, names, trackers
+from dualprompt.commands.common import (
+    DEVICE,
+    PRECISION,
+    Commands,
+    add_devices,
+    add_track,
+    emit,
+    names,
+    to_width,
+    trackers,
+)
 from dualprompt.errors import DualPromptError
 from dualprompt.progress import speaks
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from dualprompt.run.folder import Run
     from dualprompt.training.group import Member
 
@@ -60,7 +68,7 @@ def add(commands: Commands) -> None:
     add_devices(resume)
     add_track(resume)
 
-    evaluate = commands.add("eval", do_eval, "judge a finished run again, after each of its tasks")
+    evaluate = commands.add("eval", do_eval, "evaluate a finished run again, after each of its tasks")
     evaluate.add_argument("run", type=Path)
     evaluate.add_argument("--device", help=DEVICE)
     evaluate.add_argument("--selection", help="query, batch_vote, oracle, or several with commas (default: the run's)")
@@ -139,7 +147,7 @@ def _lines(options: argparse.Namespace, overrides: dict[str, Any]) -> tuple[str,
 def do_resume(options: argparse.Namespace) -> None:
     """Continue an interrupted run."""
     from dualprompt.console import Terminal
-    from dualprompt.studies.publish import refuse_other_folders
+    from dualprompt.report.run_files import refuse_other_folders
     from dualprompt.training import group
 
     refuse_other_folders(options.run)
@@ -154,51 +162,40 @@ def conclude(options: argparse.Namespace, runs: list[Run], folder: Path) -> None
     """Write and print what the finished runs of a folder have to show."""
     if not speaks():
         return
-    from dualprompt.studies import publish, tables
+    from dualprompt.report import run_files, tables
 
-    pictures = publish.publish_group(runs, folder)
+    pictures = run_files.publish_group(runs, folder)
     results = [run.result() for run in runs]
     seeds = sorted({result["seed"] for result in results})
     shown = [result for result in results if result["seed"] == seeds[0]]
     more = [f"  and {len(pictures) - LISTED} more, in the folders of the runs"] if len(pictures) > LISTED else []
     emit(
         options,
-        publish.combined(runs, folder) | {"pictures": [str(path) for path in pictures]},
+        run_files.combined(runs, folder) | {"pictures": [str(path) for path in pictures]},
         *(tables.accuracy_matrix(result) for result in shown),
-        fitting(results),
+        to_width(lambda brief: tables.headline(results, brief)),
         "\n".join(["pictures:", *(f"  {path}" for path in pictures[:LISTED]), *more]),
     )
 
 
-def fitting(results: list[dict[str, Any]]) -> Table:
-    """Return the headline table, without its lesser columns where the terminal is too narrow for them."""
-    from rich.console import Console
-
-    from dualprompt.studies import tables
-
-    console, table = Console(), tables.headline(results)
-    too_wide = console.is_terminal and tables.wide(table) > console.width
-    return tables.headline(results, brief=True) if too_wide else table
-
-
 def do_eval(options: argparse.Namespace) -> None:
-    """Judge the finished runs of a folder again; the baseline's own result stands beside them."""
+    """Evaluate the finished runs of a folder again; the baseline's own result stands beside them."""
     from dualprompt.console import Terminal
     from dualprompt.files import write_json
-    from dualprompt.studies import publish, tables
+    from dualprompt.report import run_files, tables
     from dualprompt.training import group
     from dualprompt.training.evaluate import evaluate_again
     from dualprompt.training.setup import prepare
 
-    runs = publish.finished_runs(options.run)
-    judged = [run for run in runs if run.config().method["name"] != group.BASELINE] or runs
+    runs = run_files.finished_runs(options.run)
+    evaluated = [run for run in runs if run.config().method["name"] != group.BASELINE] or runs
     results = {run: run.result() for run in runs}
     selections: list[Any] = [s.strip() for s in options.selection.split(",")] if options.selection else [None]
     here = {"device": options.device, "devices": 1, "nodes": 1}
     here = {key: value for key, value in here.items() if value is not None}
     found, setup = [], None
     with Terminal() as terminal:
-        for run in judged:
+        for run in evaluated:
             run.check_backbone()
             setup = prepare(group.elsewhere_config(run.folder, run.config(), here), terminal, share=setup)
             run.check_same(setup.identity)
@@ -208,18 +205,19 @@ def do_eval(options: argparse.Namespace) -> None:
                 result = evaluate_again(setup, run, selection, terminal)
                 write_json(run.folder / f"eval-{selection or 'default'}.json", result)
                 found.append(result)
-    beside = [result for run, result in results.items() if run not in judged]
+    beside = [result for run, result in results.items() if run not in evaluated]
     if len(found) == 1:
         value = found[0]
-    elif len(judged) == 1:
+    elif len(evaluated) == 1:
         value = {"selections": {result["selection"]: result for result in found}}
     else:
         value = {"results": found}
-    emit(options, value, *(tables.accuracy_matrix(result) for result in found), fitting([*found, *beside]))
+    matrices = [tables.accuracy_matrix(result) for result in found]
+    emit(options, value, *matrices, to_width(lambda brief: tables.headline([*found, *beside], brief)))
 
 
 def do_show(options: argparse.Namespace) -> None:
     """Show a finished run."""
-    from dualprompt.studies.publish import finished_runs
+    from dualprompt.report.run_files import finished_runs
 
     conclude(options, finished_runs(options.run), options.run)

@@ -105,10 +105,10 @@ def do_serve(options: argparse.Namespace) -> None:
 
     def started(address: str, token: str | None) -> None:
         page = address if token is None else f"{address}/#token={token}"
-        told = [f"{options.model} answers at {page}  (stop: Ctrl-C)"]
+        lines = [f"{options.model} answers at {page}  (stop: Ctrl-C)"]
         if token is not None:
-            told.append("whoever has the token may change the model; others on this machine may only ask")
-        emit(options, {"url": address, "page": page, "token": token}, *told)
+            lines.append("whoever has the token may change the model; others on this machine may only ask")
+        emit(options, {"url": address, "page": page, "token": token}, *lines)
         sys.stdout.flush()
 
     def waiting(text: str) -> None:

@@ -13,9 +13,9 @@ from dualprompt.commands.common import (
     Parser,
     add_store,
     emit,
-    fitting_sheet,
     many_overrides,
     names,
+    sheet_to_width,
     sizes,
     workers,
 )
@@ -33,7 +33,7 @@ examples:
 """
 
 SWEEP_EXAMPLES = """\
-Every method is given the same number of configurations, and judged on images held out of its training images
+Every method is given the same number of configurations, and evaluated on images held out of its training images
 (--benchmark.validation 0.2). The test images are never read. Dotted options as for `dualprompt run` go to every method.
 Images and buffers are those of `dualprompt table main`; what is reduced is named in the result. While the best value of
 a number is the least or the greatest of those tried, the next one by the same factor is tried too.
@@ -61,7 +61,7 @@ examples:
 """
 
 STUDY_EXAMPLES = """\
-Searches are judged on images held out of the training images; only what was chosen is run on the test images, in the
+Searches are evaluated on images held out of the training images; only what was chosen is run on the test images, in the
 end. Finished runs are reused, interrupted ones continued, failed ones tried again: give the same command once more.
 On mini, studies use fewer images and settings; on the other presets they are as in the paper.
 
@@ -77,6 +77,15 @@ examples:
 
 def add(commands: Commands) -> None:
     """Add these subcommands."""
+    add_table(commands)
+    add_sweep(commands)
+    about = "carry out one of the paper's studies, reusing finished runs"
+    add_study(commands.add("study", do_study, about, STUDY_EXAMPLES, overrides=True))
+    add_pages(commands)
+
+
+def add_table(commands: Commands) -> None:
+    """Add `table`."""
     table = commands.add(
         "table",
         do_table,
@@ -113,6 +122,9 @@ def add(commands: Commands) -> None:
     add_publish(table)
     add_store(table)
 
+
+def add_sweep(commands: Commands) -> None:
+    """Add `sweep`."""
     sweep = commands.add(
         "sweep", do_sweep, "choose the hyper-parameters of methods on validation images", SWEEP_EXAMPLES, overrides=True
     )
@@ -136,9 +148,9 @@ def add(commands: Commands) -> None:
     add_publish(sweep)
     add_store(sweep)
 
-    about = "carry out one of the paper's studies, reusing finished runs"
-    add_study(commands.add("study", do_study, about, STUDY_EXAMPLES, overrides=True))
 
+def add_pages(commands: Commands) -> None:
+    """Add what shows finished work: `report`, `publish` and `compare`."""
     report = commands.add(
         "report", do_report, "write one HTML page about runs and studies, with figures as SVG and CSV"
     )
@@ -189,9 +201,11 @@ def do_table(options: argparse.Namespace) -> None:
     """Print one of the paper's tables, running what it lacks."""
     from dualprompt.console import Terminal
     from dualprompt.files import runs_root, write_text
-    from dualprompt.studies import main_table, publication, store
-    from dualprompt.studies.sheet import as_csv, as_latex, as_markdown, as_rich
-    from dualprompt.studies.tables import text
+    from dualprompt.report import publication
+    from dualprompt.report.sheet import as_csv, as_latex, as_markdown, as_rich
+    from dualprompt.report.tables import text
+    from dualprompt.sweeps import main_table, store
+    from dualprompt.sweeps.obtained import complain
 
     publication.check_target(options.publish)
     if options.any_code and not options.stored:
@@ -223,9 +237,9 @@ def do_table(options: argparse.Namespace) -> None:
     }[form]()
     if options.out:
         write_text(options.out, written)
-    shown = fitting_sheet(sheet) if form == "text" else written.rstrip("\n")
+    shown = sheet_to_width(sheet) if form == "text" else written.rstrip("\n")
     emit(options, main_table.combined(rows, reference), shown)
-    store.complain([each for row in rows for each in row.obtained])
+    complain([each for row in rows for each in row.obtained])
     if options.publish:
         groups = [({"label": row.line.label, "buffer": row.line.buffer}, row.obtained) for row in rows]
         publication.publish(options.publish, "table", options.words, [sheet], groups)
@@ -235,8 +249,10 @@ def do_sweep(options: argparse.Namespace) -> None:
     """Choose the hyper-parameters of methods."""
     from dualprompt.console import Terminal
     from dualprompt.files import runs_root, write_json, write_text
-    from dualprompt.studies import folders, publication, store, sweep
-    from dualprompt.studies.sheet import as_markdown
+    from dualprompt.report import publication
+    from dualprompt.report.sheet import as_markdown
+    from dualprompt.sweeps import folders, store, sweep
+    from dualprompt.sweeps.obtained import complain
 
     publication.check_target(options.publish)
     grid = dict(read_axis(text) for text in options.grid)
@@ -256,9 +272,9 @@ def do_sweep(options: argparse.Namespace) -> None:
     value = search.combined(tries)
     write_text(folder / "sweep.md", f"{as_markdown(sheet)}\nTo put {where}:\n\n```yaml\n{lines}\n```\n")
     write_json(folder / "sweep.json", value)
-    told = f"also in {folder / 'sweep.md'} and sweep.json; the winners, to put {where}:\n{lines}"
-    emit(options, value, fitting_sheet(sheet), told)
-    store.complain([each.obtained for each in tries])
+    message = f"also in {folder / 'sweep.md'} and sweep.json; the winners, to put {where}:\n{lines}"
+    emit(options, value, sheet_to_width(sheet), message)
+    complain([each.obtained for each in tries])
     if options.publish:
         groups = [({"label": each.method, "values": each.values, "best": each.best}, [each.obtained]) for each in tries]
         publication.publish(options.publish, "sweep", options.words, [sheet], groups)
@@ -266,7 +282,7 @@ def do_sweep(options: argparse.Namespace) -> None:
 
 def read_axis(text: str) -> tuple[str, tuple[Any, ...]]:
     """Read OPTION=VALUE,VALUE,…"""
-    from dualprompt.config import read_value
+    from dualprompt.values import read_value
 
     key, equals, values = text.partition("=")
     if not equals or not values:
@@ -279,7 +295,10 @@ def do_study(options: argparse.Namespace) -> None:
     """Carry out a study, and print its tables and its finding."""
     from dualprompt.console import Terminal
     from dualprompt.files import runs_root
-    from dualprompt.studies import folders, publication, results, store, study
+    from dualprompt.report import publication
+    from dualprompt.studies import results, study
+    from dualprompt.sweeps import folders, store
+    from dualprompt.sweeps.obtained import complain
 
     publication.check_target(options.publish)
     chosen = study.load(options.name)
@@ -291,7 +310,7 @@ def do_study(options: argparse.Namespace) -> None:
     mini = options.preset == "mini"
     fresh = store.Fresh() if options.fresh else None
     with Terminal() as terminal, workers(options) as jobs:
-        lab = study.Lab(
+        context = study.Context(
             options.preset,
             options.recipe,
             many_overrides(options) | ({} if options.seed is None else {"seed": options.seed}),
@@ -305,13 +324,13 @@ def do_study(options: argparse.Namespace) -> None:
             options.jobs,
             options.fresh,
         )
-        asked = results.question(chosen, lab)
-        lab = replace(lab, folder=folders.place(lab.folder, results.FILE, asked, options.out is not None))
-        outcome = chosen.run(lab)
-        value = results.publish(chosen, lab, outcome)
-    where = f"also in {lab.folder}; a page of it: dualprompt report {shlex.quote(str(lab.folder))}"
-    emit(options, value, *(fitting_sheet(sheet) for sheet in outcome.sheets), outcome.finding, where)
-    store.complain([each for row in outcome.rows for each in row.obtained])
+        asked = results.question(chosen, context)
+        context = replace(context, folder=folders.place(context.folder, results.FILE, asked, options.out is not None))
+        outcome = chosen.run(context)
+        value = results.publish(chosen, context, outcome)
+    where = f"also in {context.folder}; a page of it: dualprompt report {shlex.quote(str(context.folder))}"
+    emit(options, value, *(sheet_to_width(sheet) for sheet in outcome.sheets), outcome.finding, where)
+    complain([each for row in outcome.rows for each in row.obtained])
     if options.publish:
         groups = [
             ({"label": row.setting.label, "part": row.part, "options": row.setting.options}, row.obtained)
@@ -324,7 +343,7 @@ def do_study(options: argparse.Namespace) -> None:
 def do_report(options: argparse.Namespace) -> None:
     """Write a page about runs and studies."""
     from dualprompt.console import Terminal
-    from dualprompt.studies.report import report
+    from dualprompt.report.build import report
 
     with Terminal() as terminal:
         path = report(options.paths, options.out, terminal)
@@ -333,34 +352,34 @@ def do_report(options: argparse.Namespace) -> None:
 
 def do_publish(options: argparse.Namespace) -> None:
     """Render published JSON, and fill the marked blocks of pages from it."""
-    from dualprompt.studies import blocks, publication
+    from dualprompt.report import blocks, publication
 
-    told, stale = [], []
+    files, stale = [], []
     for path in options.paths:
         if path.suffix == ".json":
             value = publication.read(path)
             wrong = publication.contradictions(value)
             if wrong:
                 raise DualPromptError(f"{path} contradicts itself: {'; '.join(wrong)}; publish it again")
-            told.append({"path": str(path), "markdown": publication.markdown(value)})
+            files.append({"path": str(path), "markdown": publication.markdown(value)})
         else:
             count, changed = blocks.fill(path, options.check)
-            told.append({"path": str(path), "blocks": count, "changed": changed})
+            files.append({"path": str(path), "blocks": count, "changed": changed})
             stale += [str(path)] if changed else []
     lines = [
         each["markdown"].rstrip("\n") if "markdown" in each
         else f"{each['path']}: {each['blocks']} blocks, {'changed' if each['changed'] else 'unchanged'}"
-        for each in told
+        for each in files
     ]  # fmt: skip
-    emit(options, {"files": told}, *lines)
+    emit(options, {"files": files}, *lines)
     if options.check and stale:
         raise DualPromptError(f"not what the published JSON says: {', '.join(stale)}; run `dualprompt publish` on them")
 
 
 def do_compare(options: argparse.Namespace) -> None:
     """Show two runs side by side."""
-    from dualprompt.studies import compare
-    from dualprompt.studies.publish import finished_runs
+    from dualprompt.report import compare
+    from dualprompt.report.run_files import finished_runs
 
     value = compare.compare(*(finished_runs(folder) for folder in options.runs))
-    emit(options, value, *(fitting_sheet(sheet) for sheet in compare.sheets(value)))
+    emit(options, value, *(sheet_to_width(sheet) for sheet in compare.sheets(value)))

@@ -17,12 +17,12 @@ def whole_boxes(shapes: Tensor) -> Tensor:
     return torch.cat([torch.zeros_like(shapes), shapes], dim=1).float()
 
 
-def centre_boxes(shapes: Tensor, share: float = CENTRE) -> Tensor:
-    """Return the square at each image's centre whose side is `share` of the short side.
+def centre_boxes(shapes: Tensor, fraction: float = CENTRE) -> Tensor:
+    """Return the square at each image's centre whose side is `fraction` of the short side.
 
     It is made of whole pixels: half a pixel's offset would blur an image that needs no resampling.
     """
-    side = (shapes.amin(dim=1, keepdim=True) * share).round()
+    side = (shapes.amin(dim=1, keepdim=True) * fraction).round()
     return torch.cat([((shapes - side) / 2).floor(), side, side], dim=1)
 
 
@@ -33,7 +33,7 @@ def random_boxes(
     aspect: tuple[float, float] = (3 / 4, 4 / 3),
     tries: int = 10,
 ) -> Tensor:
-    """Return a random box for each image: share of its area and aspect ratio (log-uniform) drawn from the ranges.
+    """Return a random box for each image: fraction of its area and aspect ratio (log-uniform) drawn from the ranges.
 
     A draw that does not fit is drawn again, up to `tries` times; then the largest centred box whose aspect ratio
     lies in the range is taken. `shapes` is on the CPU, so that every device draws the same boxes.

@@ -111,11 +111,11 @@ def images_in(folder: Path) -> list[Path]:
     )
 
 
-def _test_images(images: Sequence[Path], root: Path, share: float) -> set[Path]:
+def _test_images(images: Sequence[Path], root: Path, fraction: float) -> set[Path]:
     def rank(image: Path) -> bytes:
         return hashlib.sha256(image.relative_to(root).as_posix().encode("utf-8", "surrogateescape")).digest()
 
-    count = min(max(1, round(len(images) * share)), len(images) - 1)
+    count = min(max(1, round(len(images) * fraction)), len(images) - 1)
     return set(sorted(images, key=rank)[:count])
 
 

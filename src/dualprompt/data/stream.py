@@ -38,7 +38,7 @@ class Subset:
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """New classes, with the images to learn them from and to be judged on."""
+    """New classes, with the images to learn them from and to be evaluated on."""
 
     index: int  # 0-based
     name: str
@@ -263,9 +263,9 @@ def _task(index: int, first_class: int, plan: _Plan, train: _Pool, test: _Pool, 
     )
 
 
-def _hold_out(rows: np.ndarray, share: float, class_name: str) -> tuple[np.ndarray, np.ndarray]:
+def _hold_out(rows: np.ndarray, fraction: float, class_name: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the rows to learn from, at least one, and the validation rows, at least one if two are there."""
-    count = min(max(1, round(len(rows) * share)), len(rows) - 1) if share else 0
+    count = min(max(1, round(len(rows) * fraction)), len(rows) - 1) if fraction else 0
     rng = np.random.default_rng(derive(0, "validation", class_name))
     held_out = np.sort(rng.permutation(rows)[:count])
     return np.setdiff1d(rows, held_out), held_out

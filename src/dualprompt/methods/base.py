@@ -159,6 +159,8 @@ class Method(Deriving, ABC):
     # Options and training values that are the method's rather than a recipe's, written as below `methods:` of a preset,
     # which may say otherwise. So that on a preset that has never heard of it, it is still trained as it must be.
     defaults: ClassVar[Defaults] = {}
+    # Options that `ContinualLearner` gives it, unless its user says otherwise.
+    learner_defaults: ClassVar[Mapping[str, Any]] = {}
     compute_dtype: torch.dtype = torch.float32  # set by whoever carries the method out
     # Whether `loss` and `predict` only queue work on the device: no value is read back, no shape depends on one.
     capturable: ClassVar[bool] = True

@@ -25,6 +25,7 @@ from dualprompt.serve.service import Service, Settings
 
 STATIC = Path(__file__).parent / "static"
 log = logging.getLogger("dualprompt.serve")
+Dependencies = list[Any]  # what FastAPI looks at before a route is called
 
 
 def create_app(model: ServedModel, settings: Settings) -> FastAPI:
@@ -47,6 +48,16 @@ def create_app(model: ServedModel, settings: Settings) -> FastAPI:
     # The guard looks at the token, before anything of a request is read; these only tell it to readers of the schema.
     changes = [Security(HTTPBearer(auto_error=False, description="the token that the server tells when it starts"))]
     asks = changes if settings.rules.closed else []
+    add_answers(app, service, asks)
+    add_learning(app, service, asks, changes)
+    add_forgetting(app, service, changes)
+    add_insight(app, service, asks)
+    add_handlers(app)
+    return app
+
+
+def add_answers(app: FastAPI, service: Service, asks: Dependencies) -> None:
+    """Add the page, and what whoever asks may ask."""
 
     @app.get("/", include_in_schema=False)
     def page() -> FileResponse:
@@ -54,15 +65,24 @@ def create_app(model: ServedModel, settings: Settings) -> FastAPI:
 
     @app.get("/healthz", summary="Whether the server answers")
     async def healthz() -> dict[str, str]:
-        return {"status": "ok", "model_version": model.version}
+        return {"status": "ok", "model_version": service.model.version}
 
     @app.get("/model", summary="What the model knows: tasks, classes, sizes, threshold, accuracies", dependencies=asks)
     async def get_model() -> dict[str, Any]:
-        return describe(model) | {"token_required": settings.rules.closed}
+        return describe(service.model) | {"token_required": service.settings.rules.closed}
 
     @app.post("/predict", summary="Classify images", openapi_extra=PREDICT, responses=REFUSALS, dependencies=asks)
     async def predict(request: Request, top_k: Annotated[int, Query(ge=1, le=100)] = 5) -> dict[str, Any]:
         return {"answers": await service.predict(request, top_k)}
+
+
+def add_learning(app: FastAPI, service: Service, asks: Dependencies, changes: Dependencies) -> None:
+    """Add the routes of learning jobs: to see one is to ask, to begin or give up one is to change the model."""
+
+    def known_job(number: int) -> Job:
+        if number not in service.jobs.jobs:
+            raise Refusal(404, f"there is no job {number}")
+        return service.jobs.jobs[number]
 
     @app.post(
         "/tasks",
@@ -90,17 +110,25 @@ def create_app(model: ServedModel, settings: Settings) -> FastAPI:
         service.jobs.cancel(known_job(job))
         return known_job(job)
 
+
+def add_forgetting(app: FastAPI, service: Service, changes: Dependencies) -> None:
+    """Add the routes that forget a task or a class."""
+
     @app.delete("/tasks/{task}", summary="Forget a task", responses=REFUSALS, dependencies=changes)
     async def forget_task(task: int) -> dict[str, str]:
-        if task not in {known.id for known in model.learner.tasks}:
+        if task not in {known.id for known in service.model.learner.tasks}:
             raise Refusal(404, f"there is no task {task}")
-        return {"forgot": await service.forget(task, "task"), "model_version": model.version}
+        return {"forgot": await service.forget(task, "task"), "model_version": service.model.version}
 
     @app.delete("/classes/{name:path}", summary="Forget a class", responses=REFUSALS, dependencies=changes)
     async def forget_class(name: str) -> dict[str, str]:
-        if name not in model.learner.classes:
+        if name not in service.model.learner.classes:
             raise Refusal(404, f"the model knows no class '{name[:80]}'")
-        return {"forgot": await service.forget(name, "class"), "model_version": model.version}
+        return {"forgot": await service.forget(name, "class"), "model_version": service.model.version}
+
+
+def add_insight(app: FastAPI, service: Service, asks: Dependencies) -> None:
+    """Add the counters, and the page about the API."""
 
     @app.get("/metrics", summary="Counters for Prometheus", response_class=PlainTextResponse, dependencies=asks)
     async def metrics() -> PlainTextResponse:
@@ -109,14 +137,6 @@ def create_app(model: ServedModel, settings: Settings) -> FastAPI:
     @app.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:
         return HTMLResponse(docs_page(app.openapi()))
-
-    def known_job(number: int) -> Job:
-        if number not in service.jobs.jobs:
-            raise Refusal(404, f"there is no job {number}")
-        return service.jobs.jobs[number]
-
-    add_handlers(app)
-    return app
 
 
 def add_handlers(app: FastAPI) -> None:

@@ -32,7 +32,7 @@ class Batcher(Generic[Result]):
     """Gathers pictures, asks `compute(pixels, top_k)` for their answers in a thread of its own, in the order they came.
 
     `compute` takes (pictures, side, side, 3) uint8 and how many classes each picture should be answered with.
-    `wait` is how many seconds a batch waits for pictures that are on their way. `observe` hears of every batch's size.
+    `wait` is how many seconds a batch waits for pictures that are on their way. `observe` receives every batch's size.
     """
 
     def __init__(

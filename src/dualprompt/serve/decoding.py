@@ -22,7 +22,7 @@ import numpy as np
 from PIL import Image
 
 from dualprompt.learner import ContinualLearner
-from dualprompt.learning.pictures import reduce_jpeg
+from dualprompt.model.images import reduce_jpeg
 from dualprompt.serve.limits import Limits, Refusal, unavailable
 from dualprompt.serve.pictures import extent, is_jpeg, open_picture, short
 
@@ -56,8 +56,8 @@ def cost_of(picture: Image.Image, side: int) -> int:
     reduce_jpeg(picture, side)
     if not is_jpeg(picture):
         return width * height
-    share = 4 if picture.info.get("progressive") else 16  # of one that is progressive, all is held until its end
-    return max(picture.size[0] * picture.size[1], width * height // share)
+    divisor = 4 if picture.info.get("progressive") else 16  # of one that is progressive, all is held until its end
+    return max(picture.size[0] * picture.size[1], width * height // divisor)
 
 
 class Decoders:

@@ -88,8 +88,8 @@ def check_route(app: Starlette, scope: Scope) -> None:
     if not allowed:
         raise Refusal(404, f"there is nothing at {short(scope['path'])}")
     allowed |= {"HEAD"} if "GET" in allowed else set()
-    told = ", ".join(sorted(allowed))
-    raise Refusal(405, f"{short(scope['path'])} takes only {told}", {"Allow": told})
+    methods = ", ".join(sorted(allowed))
+    raise Refusal(405, f"{short(scope['path'])} takes only {methods}", {"Allow": methods})
 
 
 class Guard:

@@ -109,7 +109,10 @@ class Jobs:
                 self.folders.remove(number)
 
     def add(self, folder: Path, pictures: list[Picture], name: str | None, epochs: int | None, again: bool) -> Job:
-        """Queue the learning of pictures that lie in `folder/images`."""
+        """Queue the learning of pictures that lie in `folder/images`.
+
+        `pictures` say which file is of which class. `name`, `epochs` and `again` are those of `ContinualLearner.learn`.
+        """
         classes: dict[str, list[tuple[str, str]]] = {}
         for picture in pictures:
             classes.setdefault(picture.label, []).append((picture.path.name, short(picture.name)))
@@ -232,7 +235,7 @@ class Jobs:
 
     async def _teach(self, job: Job, began: float) -> str | None:
         """Run the process that learns; return what went wrong."""
-        told: str | None = None
+        error: str | None = None
         places = [str(self.model.path), str(self.folders.of(job.id))]
         command = [sys.executable, "-m", "dualprompt.serve.teach", *places]
         pipe = asyncio.subprocess.PIPE
@@ -247,7 +250,7 @@ class Jobs:
             async with asyncio.timeout(self.limits.job_seconds):
                 async for line in process.stdout:
                     values = json.loads(line)
-                    told = values.pop("error", told)
+                    error = values.pop("error", error)
                     for key, value in values.items():
                         setattr(job, key, value)
                     job.seconds = round(time.monotonic() - began, 2)
@@ -263,7 +266,7 @@ class Jobs:
         if job.id in self._cancelled:
             return "cancelled"
         how = f"was killed (signal {-code})" if code < 0 else f"ended with code {code}"
-        return told or f"the learning process {how}; the model is unchanged, send the task again"
+        return error or f"the learning process {how}; the model is unchanged, send the task again"
 
     def _finish(self, job: Job, error: str | None = None) -> None:
         error = error and error.replace(f"{self.model.path}{os.sep}", "")  # clients need not know where it lies
@@ -274,7 +277,7 @@ class Jobs:
             del self.jobs[old]
         self._cancelled.discard(job.id)
         self._try_to_save()
-        self.folders.remove(job.id)  # only now: what was learned is judged by what lies there
+        self.folders.remove(job.id)  # only now: what was learned is recognised by what lies there
 
     def _try_to_save(self) -> None:
         try:

@@ -17,8 +17,8 @@ from dualprompt import __version__
 from dualprompt.errors import DualPromptError
 from dualprompt.files import digest, read_json
 from dualprompt.learner import Answer, ContinualLearner
-from dualprompt.learning import keep
-from dualprompt.learning.names import Kind
+from dualprompt.model import saved
+from dualprompt.model.names import Kind
 from dualprompt.serve.places import make_own
 
 LOCK_SECONDS = 15.0
@@ -36,7 +36,7 @@ class ServedModel:
 
     Everything the server writes lies in the directory `work` inside the model's own. A lock keeps a second server and
     commands that change the model away; the process that learns inherits it, so that after a crash a new server waits
-    until that one has ended too. `waiting` hears of it when somebody else holds the lock.
+    until that one has ended too. `waiting` is called when somebody else holds the lock.
     """
 
     def __init__(self, path: Path, device: str = "auto", waiting: Callable[[str], None] = lambda text: None) -> None:
@@ -46,7 +46,7 @@ class ServedModel:
         # On a CPU, cores that each compute a part of a batch beat cores that share every operation of all of it.
         self._cores = torch.get_num_threads() if device == "cpu" or not torch.cuda.is_available() else 1
         self._pool = ThreadPoolExecutor(self._cores, thread_name_prefix="part of a batch")
-        if not keep.is_model(path):
+        if not saved.is_model(path):
             ContinualLearner.load(path)  # it says what is wrong; nothing is written into a folder that is no model
         self._held = contextlib.ExitStack()
         self._lock = self._hold(waiting)
@@ -105,12 +105,12 @@ class ServedModel:
 
     def _hold(self, waiting: Callable[[str], None]) -> int:
         try:
-            return self._held.enter_context(keep.held(self.path))
+            return self._held.enter_context(saved.held(self.path))
         except DualPromptError as error:
             if isinstance(error.__cause__, OSError):  # the disk's refusal, which no waiting mends
                 raise
         waiting(f"{self.path} is being served or changed; waiting up to {LOCK_SECONDS:.0f} s for that to end")
-        return self._held.enter_context(keep.held(self.path, LOCK_SECONDS))
+        return self._held.enter_context(saved.held(self.path, LOCK_SECONDS))
 
     def _load(self) -> tuple[ContinualLearner, str]:
         learner = ContinualLearner.load(self.path, self.device)

@@ -128,7 +128,7 @@ def _unpacked(opened: zipfile.ZipFile, size: int, folder: Path, limits: Limits) 
         raise Refusal(413, f"the archive has {len(entries)} entries; at most {limits.archive_entries} are taken")
     for entry in entries:
         _check_entry(entry, limits)
-    if sum(entry.compress_size for entry in entries) > size:  # by which each one's growth is judged
+    if sum(entry.compress_size for entry in entries) > size:  # by which each one's growth is measured
         raise Refusal(422, "the archive is damaged or hostile (its entries claim more bytes than it has)")
     if sum(entry.file_size for entry in entries) > limits.archive_bytes:
         raise Refusal(413, f"the archive holds more than {limits.archive_bytes} bytes")

@@ -54,7 +54,7 @@ def serve(
 ) -> None:
     """Serve the saved model at `path` until a signal ends it.
 
-    `started` hears its address, and the token it made; `waiting` hears it when somebody else still holds the model.
+    `started` receives its address, and the token it made; `waiting` is called when somebody else still holds the model.
     """
     rules, limits = rules_for(host, token), within_files(limits or Limits())
     # What clients send wrong is told to them; it must not fill our log too.

@@ -1,4 +1,4 @@
-"""What the routes do: predict in batches, take lessons, forget."""
+"""What the routes do: predict in batches, take new tasks, forget."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 from starlette.requests import Request
 
 from dualprompt.learner import ContinualLearner
-from dualprompt.learning.names import Kind
+from dualprompt.model.names import Kind
 from dualprompt.serve.batching import Batcher
 from dualprompt.serve.decoding import Decoders
 from dualprompt.serve.guard import Rules

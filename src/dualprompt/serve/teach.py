@@ -127,7 +127,7 @@ def teach(model: Path, job: Path, reporter: Reporter) -> None:
 
 
 def main() -> int:
-    """Teach; return 0 when the new model is saved, 2 when the error was told."""
+    """Teach; return 0 when the new model is saved, 2 when the error was reported."""
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what a library prints must not end up among our lines
     threading.Thread(target=_end_with_server, daemon=True).start()

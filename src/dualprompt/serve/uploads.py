@@ -65,7 +65,7 @@ async def read(
 ) -> list[Part]:
     """Return the parts of a multipart request that keeps to what is allowed.
 
-    `fields` names the parts that may come without a file. `count` hears how many bytes arrived, each time, and may
+    `fields` names the parts that may come without a file. `count` receives how many bytes arrived, each time, and may
     refuse. On a refusal the rest of a not too long request is read and dropped, so that its sender sees the answer.
     """
     stream = request.stream()

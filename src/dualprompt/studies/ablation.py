@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dualprompt.studies import paper
-from dualprompt.studies.figures import curves
-from dualprompt.studies.study import Lab, Outcome, Row, Setting, Study
-from dualprompt.studies.verdict import Verdict, judge, tally
+from dualprompt.report.figures import curves
+from dualprompt.report.verdict import Verdict, tally, verdict_on
+from dualprompt.studies.study import Context, Outcome, Row, Setting, Study
 from dualprompt.studies.words import about, between, finding, table
+from dualprompt.sweeps import paper
 
 Parts = tuple[bool, bool, bool]  # G-Prompt, E-Prompt, multi-layer
 
@@ -26,12 +26,12 @@ def setting(parts: Parts, g_layers: list[int], e_layers: list[int]) -> Setting:
     )
 
 
-def run(lab: Lab) -> Outcome:
+def run(context: Context) -> Outcome:
     """Return the paper's seven rows on the test set."""
-    g_layers = _layers(lab, "method.g_layers", paper.G_LAYERS)
-    e_layers = _layers(lab, "method.e_layers", paper.E_LAYERS)
+    g_layers = _layers(context, "method.g_layers", paper.G_LAYERS)
+    e_layers = _layers(context, "method.e_layers", paper.E_LAYERS)
     settings = {parts: setting(parts, g_layers, e_layers) for parts in paper.ABLATION}
-    rows = dict(zip(settings, lab.test(list(settings.values())), strict=True))
+    rows = dict(zip(settings, context.test(list(settings.values())), strict=True))
     known = {settings[parts].label: numbers for parts, numbers in paper.ABLATION.items()}
     listed = list(rows.values())
     labelled = [result | {"label": row.setting.label} for row in listed for result in row.results]
@@ -45,12 +45,12 @@ def run(lab: Lab) -> Outcome:
     )
 
 
-def _layers(lab: Lab, option: str, papers: tuple[int, ...]) -> list[int]:
+def _layers(context: Context, option: str, papers: tuple[int, ...]) -> list[int]:
     """Return the layers that the user gave, or the paper's as far as the backbone has them."""
-    given = lab.overrides.get(option)
+    given = context.overrides.get(option)
     if given:
         return [given] if isinstance(given, int) else list(given)
-    return [layer for layer in papers if layer <= lab.depth] or [lab.depth]
+    return [layer for layer in papers if layer <= context.depth] or [context.depth]
 
 
 def _verdicts(rows: dict[Parts, Row]) -> list[Verdict]:
@@ -62,7 +62,7 @@ def _verdicts(rows: dict[Parts, Row]) -> list[Verdict]:
         ("several layers beat one", (True, True, True), (True, True, False)),
     )
     return [
-        judge(
+        verdict_on(
             claim,
             between(rows[better], rows[worse]),
             paper=f"{paper.ABLATION[better][0] - paper.ABLATION[worse][0]:+.2f}",

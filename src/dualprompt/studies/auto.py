@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from dualprompt.errors import DualPromptError
 from dualprompt.files import beside, digest, disk_errors, refuse_links
+from dualprompt.progress import counted
+from dualprompt.report.pictures import Line, Lines
+from dualprompt.report.tables import explained
+from dualprompt.report.verdict import verdict_on
 from dualprompt.run.code import fingerprint
 from dualprompt.run.identity import config_digest
 from dualprompt.seeds import derive
-from dualprompt.studies import paper
-from dualprompt.studies.pictures import Line, Lines
 from dualprompt.studies.positions import attached
-from dualprompt.studies.study import HELD_OUT, Lab, Outcome, Row, Setting, Study, best
-from dualprompt.studies.tables import explained
-from dualprompt.studies.verdict import judge
-from dualprompt.studies.words import about, between, counted, finding, spread, table
+from dualprompt.studies.study import HELD_OUT, Context, Outcome, Row, Setting, Study, best
+from dualprompt.studies.words import about, between, finding, spread, table
+from dualprompt.sweeps import paper
 
 if TYPE_CHECKING:
     import optuna
@@ -31,20 +32,22 @@ BUDGET = 24  # runs
 LONGEST = 4  # layers of a span
 
 
-def run(lab: Lab) -> Outcome:
+def run(context: Context) -> Outcome:
     """Search within the budget; set the best found beside the paper's choice, with the same seeds, on test images."""
     optuna = _optuna()
-    budget = BUDGET if lab.budget is None else lab.budget
-    if budget < lab.seeds:
-        raise DualPromptError(f"--budget counts runs and must be at least {lab.seeds}, one setting, found {budget}")
-    study = _open(optuna, lab)
+    budget = BUDGET if context.budget is None else context.budget
+    if budget < context.seeds:
+        raise DualPromptError(f"--budget counts runs and must be at least {context.seeds}, one setting, found {budget}")
+    study = _open(optuna, context)
     _take_up(optuna, study)
-    search = _Search(optuna, study, lab, budget)
+    search = _Search(optuna, study, context, budget)
     search.go()
-    chosen = best([row for row in search.rows.values() if len(row.results) == lab.seeds] or list(search.rows.values()))
-    papers = _setting(_papers(lab.depth), lab.depth)
+    chosen = best(
+        [row for row in search.rows.values() if len(row.results) == context.seeds] or list(search.rows.values())
+    )
+    papers = _setting(_papers(context.depth), context.depth)
     settings = [chosen.setting] if chosen.setting.options == papers.options else [chosen.setting, papers]
-    tested = lab.test(settings)
+    tested = context.test(settings)
     return _outcome(search, budget, chosen, papers, tested)
 
 
@@ -59,15 +62,15 @@ def _optuna() -> Any:
     return optuna
 
 
-def _open(optuna: Any, lab: Lab) -> optuna.Study:
+def _open(optuna: Any, context: Context) -> optuna.Study:
     """Open the trials of this question; another config, code or number of seeds is another question."""
-    config = lab.config(HELD_OUT)
-    name = digest([config_digest(config), lab.seeds, fingerprint(config.method["name"])])[:12]
-    trials = lab.folder / "trials.db"
-    with disk_errors(lab.folder):
-        lab.folder.mkdir(parents=True, exist_ok=True)
-        refuse_links(lab.folder)
-        if lab.fresh and trials.is_file():
+    config = context.config(HELD_OUT)
+    name = digest([config_digest(config), context.seeds, fingerprint(config.method["name"])])[:12]
+    trials = context.folder / "trials.db"
+    with disk_errors(context.folder):
+        context.folder.mkdir(parents=True, exist_ok=True)
+        refuse_links(context.folder)
+        if context.fresh and trials.is_file():
             trials.rename(beside(trials))
     return optuna.create_study(
         storage=f"sqlite:///{trials.absolute()}",
@@ -88,25 +91,25 @@ def _take_up(optuna: Any, study: optuna.Study) -> None:
 class _Search:
     """The trials so far, and the runs that they cost."""
 
-    def __init__(self, optuna: Any, study: optuna.Study, lab: Lab, budget: int) -> None:
-        self.study, self.lab, self.budget = study, lab, budget
+    def __init__(self, optuna: Any, study: optuna.Study, context: Context, budget: int) -> None:
+        self.study, self.context, self.budget = study, context, budget
         self.states, self.sampler = optuna.trial.TrialState, optuna.samplers.TPESampler
         self.rows: dict[int, Row] = {}  # by trial
 
     def go(self) -> None:
         """Try settings until the budget is spent; the paper's choice is the first."""
         if not self.study.get_trials(deepcopy=False):
-            self.study.enqueue_trial(_papers(self.lab.depth))
+            self.study.enqueue_trial(_papers(self.context.depth))
         used = self._recall()
-        while used + self.lab.seeds <= self.budget:
-            count = min(self.lab.jobs, (self.budget - used) // self.lab.seeds)
+        while used + self.context.seeds <= self.budget:
+            count = min(self.context.jobs, (self.budget - used) // self.context.seeds)
             used += self._race([self._ask() for _ in range(count)])
 
     def _recall(self) -> int:
         """Take over the trials of earlier calls, whose runs are in the store; return how many they were."""
         trials = self.study.get_trials(states=(self.states.COMPLETE, self.states.PRUNED))
         used = 0
-        for seed in range(self.lab.seeds):
+        for seed in range(self.context.seeds):
             done = [trial for trial in trials if len(trial.intermediate_values) > seed]
             if done:
                 self._seed(done, seed)
@@ -118,17 +121,17 @@ class _Search:
         finished = self.study.get_trials(deepcopy=False, states=(self.states.COMPLETE, self.states.PRUNED))
         self.study.sampler = self.sampler(seed=derive(0, "auto", len(finished)) % 2**32, n_startup_trials=5)
         trial = self.study.ask()
-        _propose(trial, self.lab.depth)
+        _propose(trial, self.context.depth)
         return trial
 
     def _race(self, trials: Sequence[Trial]) -> int:
         """Run trials seed by seed, giving up what falls behind the median; return the runs that were spent."""
         alive, spent = list(trials), 0
-        for seed in range(self.lab.seeds):
+        for seed in range(self.context.seeds):
             self._seed(alive, seed)
             spent += len(alive)
             for trial in list(alive):
-                row, last = self.rows[trial.number], seed + 1 == self.lab.seeds
+                row, last = self.rows[trial.number], seed + 1 == self.context.seeds
                 failed = len(row.results) <= seed
                 if not failed:
                     trial.report(row.mean() or 0.0, seed)
@@ -143,9 +146,9 @@ class _Search:
         """Run or reuse one more seed of each trial."""
         if not trials:
             return
-        first = self.lab.config({}).seed
-        lab = replace(self.lab, seeds=1, overrides=self.lab.overrides | {"seed": first + seed})
-        found = lab.search("search", [_setting(trial.params, lab.depth) for trial in trials])
+        first = self.context.config({}).seed
+        context = replace(self.context, seeds=1, overrides=self.context.overrides | {"seed": first + seed})
+        found = context.search("search", [_setting(trial.params, context.depth) for trial in trials])
         for trial, row in zip(trials, found, strict=True):
             before = self.rows[trial.number].obtained if seed else ()
             self.rows[trial.number] = replace(row, obtained=(*before, *row.obtained))
@@ -180,18 +183,18 @@ def _setting(values: dict[str, Any], depth: int) -> Setting:
 
 def _outcome(search: _Search, budget: int, chosen: Row, papers: Setting, tested: list[Row]) -> Outcome:
     rows = list(search.rows.values())
-    whole = [row for row in rows if len(row.obtained) == search.lab.seeds]
+    whole = [row for row in rows if len(row.obtained) == search.context.seeds]
     given_up = len(rows) - len(whole)
-    told = (
+    summary = (
         f"Within {counted(budget, 'run')} ({len(rows)} settings, {given_up} given up early) the search chose "
         f"{chosen.setting.label}."
     )
     verdicts = []
     if len(tested) == 1:
-        told = f"Within {counted(budget, 'run')} nothing better than the paper's choice was found: {papers.label}."
+        summary = f"Within {counted(budget, 'run')} nothing better than the paper's choice was found: {papers.label}."
     else:
         claim = f"the search's choice beats the paper's, {papers.label}, with the same training and seeds"
-        verdicts = [judge(claim, between(tested[0], tested[1]), of="on test images")]
+        verdicts = [verdict_on(claim, between(tested[0], tested[1]), of="on test images")]
     ranked = sorted(whole, key=lambda row: -(row.mean() or 0))[:10]
     sheet = table(
         f"auto: {about(rows)}",
@@ -201,7 +204,7 @@ def _outcome(search: _Search, budget: int, chosen: Row, papers: Setting, tested:
         remarks=[f"the {len(ranked)} best of {len(rows)} settings; the paper's choice was the first tried"],
     )
     return Outcome(
-        finding(told, verdicts),
+        finding(summary, verdicts),
         (sheet,),
         {"search": _picture(rows)},
         (*rows, *tested),

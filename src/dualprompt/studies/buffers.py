@@ -6,11 +6,13 @@ from collections.abc import Sequence
 
 from dualprompt.config import BUFFER_SIZE
 from dualprompt.errors import DualPromptError
-from dualprompt.studies import paper
-from dualprompt.studies.pictures import Line, Lines
-from dualprompt.studies.study import Lab, Outcome, Row, Setting, Study, rehearses
-from dualprompt.studies.verdict import Verdict, decide, judge
-from dualprompt.studies.words import about, between, counted, finding, pictured, spread, table
+from dualprompt.progress import counted
+from dualprompt.report.pictures import Line, Lines
+from dualprompt.report.verdict import Verdict, decide, verdict_on
+from dualprompt.studies.study import Context, Outcome, Row, Setting, Study
+from dualprompt.studies.words import about, between, finding, pictured, spread, table
+from dualprompt.sweeps import paper
+from dualprompt.sweeps.runs import rehearses
 
 REHEARSAL = ("er", "gdumb", "der++")  # those of the paper's first figure
 WITHOUT = ("dualprompt", "l2p")
@@ -18,21 +20,21 @@ SIZES = {"mini": (50, 200)}
 USUAL = (100, 500, 1000, 2000, 5000)
 
 
-def run(lab: Lab) -> Outcome:
+def run(context: Context) -> Outcome:
     """Return the curves of rehearsal methods, and the levels of those that keep no image."""
-    given = lab.methods or (REHEARSAL[:2] if lab.preset == "mini" else REHEARSAL) + WITHOUT
-    keep, without = [n for n in given if rehearses(n)], [n for n in given if not rehearses(n)]
-    if not keep or "dualprompt" not in without:
+    given = context.methods or (REHEARSAL[:2] if context.preset == "mini" else REHEARSAL) + WITHOUT
+    rehearsing, without = [n for n in given if rehearses(n)], [n for n in given if not rehearses(n)]
+    if not rehearsing or "dualprompt" not in without:
         raise DualPromptError("--methods of a study of buffers must name dualprompt and a rehearsal method, as er")
-    sizes = sorted(lab.buffers or SIZES.get(lab.preset, USUAL))
-    with_buffer = [Setting(f"{n}, {s} images", {"method.name": n, BUFFER_SIZE: s}) for n in keep for s in sizes]
-    rows = lab.test(with_buffer + [Setting(name, {"method.name": name}) for name in without])
-    curves = {name: rows[i * len(sizes) : (i + 1) * len(sizes)] for i, name in enumerate(keep)}
+    sizes = sorted(context.buffers or SIZES.get(context.preset, USUAL))
+    with_buffer = [Setting(f"{n}, {s} images", {"method.name": n, BUFFER_SIZE: s}) for n in rehearsing for s in sizes]
+    rows = context.test(with_buffer + [Setting(name, {"method.name": name}) for name in without])
+    curves = {name: rows[i * len(sizes) : (i + 1) * len(sizes)] for i, name in enumerate(rehearsing)}
     levels = dict(zip(without, rows[len(with_buffer) :], strict=True))
     groups = [*curves.values(), list(levels.values())]
     verdicts = _verdicts(curves, sizes)
     return Outcome(
-        finding(_told(curves, levels["dualprompt"], sizes), verdicts),
+        finding(_summary(curves, levels["dualprompt"], sizes), verdicts),
         (table(f"buffers: {about(rows)}", "method", groups),),
         {"buffers": _picture(curves, levels, sizes)},
         tuple(rows),
@@ -40,23 +42,23 @@ def run(lab: Lab) -> Outcome:
     )
 
 
-def _told(curves: dict[str, list[Row]], dualprompt: Row, sizes: Sequence[int]) -> str:
+def _summary(curves: dict[str, list[Row]], dualprompt: Row, sizes: Sequence[int]) -> str:
     """Say at which buffer sizes each method is above DualPrompt, below it, or not to be told apart."""
     level = dualprompt.mean()
     if level is None:
         return "DualPrompt's runs failed, so there is nothing to compare with."
     images = sum(task["train"] for task in dualprompt.obtained[0].run.manifest()["tasks"])
     words = {"does not hold": "below it", "cannot be told": "not told apart", "holds": "above it"}
-    told = []
+    parts = []
     for name, rows in curves.items():
         places: dict[str, list[str]] = {}
         for size, row in zip(sizes, rows, strict=True):
             place = words[decide(between(row, dualprompt))] if row.results else "failed"
             places.setdefault(place, []).append(f"{size} ({size / images:.0%})")
-        told.append(f"{name}: " + ", ".join(f"{place} with {' and '.join(at)}" for place, at in places.items()))
+        parts.append(f"{name}: " + ", ".join(f"{place} with {' and '.join(at)}" for place, at in places.items()))
     return (
         f"DualPrompt, without a buffer, has A = {level:.2f} ({counted(len(dualprompt.results), 'seed')}). With so many "
-        f"images kept, of the training images: {'; '.join(told)}. In the paper rehearsal needs about 5000 images of "
+        f"images kept, of the training images: {'; '.join(parts)}. In the paper rehearsal needs about 5000 images of "
         "Split ImageNet-R, 20%, to close the gap."
     )
 
@@ -66,7 +68,7 @@ def _verdicts(curves: dict[str, list[Row]], sizes: Sequence[int]) -> list[Verdic
     if len(sizes) < 2:
         return []
     claim = f"loses accuracy as its buffer shrinks from {sizes[-1]} to {sizes[0]} images"
-    return [judge(f"{name} {claim}", between(rows[-1], rows[0])) for name, rows in curves.items()]
+    return [verdict_on(f"{name} {claim}", between(rows[-1], rows[0])) for name, rows in curves.items()]
 
 
 def _picture(curves: dict[str, list[Row]], levels: dict[str, Row], sizes: Sequence[int]) -> Lines:

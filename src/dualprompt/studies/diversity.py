@@ -12,9 +12,9 @@ from dualprompt.config import BenchmarkConfig
 from dualprompt.data.gallery import gallery
 from dualprompt.data.sources import GROUPS, Dataset, Split
 from dualprompt.data.stream import load_dataset
-from dualprompt.studies.pictures import Line, Lines
-from dualprompt.studies.sheet import Column, Sheet
-from dualprompt.studies.study import Lab, Outcome, Study
+from dualprompt.report.pictures import Line, Lines
+from dualprompt.report.sheet import Column, Sheet
+from dualprompt.studies.study import Context, Outcome, Study
 from dualprompt.training.setup import prepare
 
 SHOWN = 3  # classes of the gallery, as in the paper
@@ -40,10 +40,10 @@ def within_class(features: np.ndarray) -> float:
     return float((total @ total - count) / (count * (count - 1)))
 
 
-def run(lab: Lab) -> Outcome:
+def run(context: Context) -> Outcome:
     """Measure every class, and show the most diverse ones."""
-    config = lab.config({"method.name": "frozen-head"})
-    setup = prepare(config, lab.progress)
+    config = context.config({"method.name": "frozen-head"})
+    setup = prepare(config, context.progress)
     spreads, means = [], []
     for task in setup.stream.tasks:
         features = F.normalize(setup.feed.features(task.train).float(), dim=-1).cpu().numpy()
@@ -55,7 +55,7 @@ def run(lab: Lab) -> Outcome:
     ranked = sorted(spreads, key=lambda spread: spread.within)
     between = _between(np.stack(means))
     mean = float(np.mean([spread.within for spread in spreads]))
-    caption = _show(config.benchmark, [spread.name for spread in ranked], lab.folder / FILE)
+    caption = _show(config.benchmark, [spread.name for spread in ranked], context.folder / FILE)
     sentence = (
         f"Two training images of one class of {config.benchmark.name} have a mean cosine of {mean:.2f} in this "
         f"backbone's features, two of different classes {between:.2f}; the most diverse class is {ranked[0].name} "

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from dualprompt.studies import paper
-from dualprompt.studies.pictures import Line, Lines
+from dualprompt.progress import counted
+from dualprompt.report.pictures import Line, Lines
+from dualprompt.report.verdict import Verdict, verdict_on
 from dualprompt.studies.positions import attached, e_layers, g_layers, sweeps
-from dualprompt.studies.study import Lab, Outcome, Row, Study, best
-from dualprompt.studies.verdict import Verdict, judge
+from dualprompt.studies.study import Context, Outcome, Row, Study, best
 from dualprompt.studies.words import (
     Published,
     about,
     between,
-    counted,
     finding,
     leader,
     papers_choice,
@@ -22,6 +21,7 @@ from dualprompt.studies.words import (
     spread,
     table,
 )
+from dualprompt.sweeps import paper
 
 Span = tuple[int, int]
 Layers = Callable[[Row], tuple[int, ...]]
@@ -50,21 +50,21 @@ def _layers(ends: Span) -> range:
     return range(ends[0], ends[1] + 1)
 
 
-def run(lab: Lab) -> Outcome:
+def run(context: Context) -> Outcome:
     """Search E, then G beside the best E; say how the choice does on the test set beside the paper's."""
-    e_single, g_single = sweeps(lab)
+    e_single, g_single = sweeps(context)
     e_at, g_at = e_layers(best(e_single))[0], g_layers(best(g_single))[0]
-    spans = around_e(e_at, lab.depth)[: lab.budget]
-    e_rows = lab.search("span of E, no G", [attached((), _layers(each)) for each in spans])
+    spans = around_e(e_at, context.depth)[: context.budget]
+    e_rows = context.search("span of E, no G", [attached((), _layers(each)) for each in spans])
     e_best = e_layers(best(e_rows))
-    spans = around_g(g_at, lab.depth)[: lab.budget]
-    g_rows = lab.search(f"span of G, E at {span(e_best)}", [attached(_layers(each), e_best) for each in spans])
+    spans = around_g(g_at, context.depth)[: context.budget]
+    g_rows = context.search(f"span of G, E at {span(e_best)}", [attached(_layers(each), e_best) for each in spans])
     chosen = best(g_rows)
-    papers = attached(paper.G_LAYERS, paper.E_LAYERS) if lab.depth >= paper.E_LAYERS[-1] else None
-    tested, verdicts = papers_choice(lab, g_rows, papers)
-    verdicts += [_several("E", e_rows, e_layers), _several("G", g_rows, g_layers), _everywhere(g_rows, lab.depth)]
-    told = (
-        f"On validation images ({counted(lab.seeds, 'seed')}), of spans of E: "
+    papers = attached(paper.G_LAYERS, paper.E_LAYERS) if context.depth >= paper.E_LAYERS[-1] else None
+    tested, verdicts = papers_choice(context, g_rows, papers)
+    verdicts += [_several("E", e_rows, e_layers), _several("G", g_rows, g_layers), _everywhere(g_rows, context.depth)]
+    summary = (
+        f"On validation images ({counted(context.seeds, 'seed')}), of spans of E: "
         f"{leader(e_rows, lambda row: span(e_layers(row)))}; then of G: "
         f"{leader(g_rows, lambda row: span(g_layers(row)))}; the paper: E {span(paper.E_LAYERS)} and "
         f"G {span(paper.G_LAYERS)}."
@@ -74,7 +74,7 @@ def run(lab: Lab) -> Outcome:
         published |= {f"G {_name(ends)}, E {span(e_best)}": (a, None) for ends, a in paper.G_SPANS.items()}
     known = published if any(row.setting.label in published for row in (*e_rows, *g_rows)) else None
     return Outcome(
-        finding(told, verdicts),
+        finding(summary, verdicts),
         (
             table(
                 f"layers: {about(e_rows)}",
@@ -96,14 +96,14 @@ def _several(name: str, rows: Sequence[Row], layers: Layers) -> Verdict:
     """Hold the best span of several layers against the single one."""
     several = [row for row in rows if len(layers(row)) > 1 and row.results]
     single = next(row for row in rows if len(layers(row)) == 1)
-    return judge(f"several layers of {name} beat one", between(best(several), single) if several else None)
+    return verdict_on(f"several layers of {name} beat one", between(best(several), single) if several else None)
 
 
 def _everywhere(rows: Sequence[Row], depth: int) -> Verdict:
     """Hold the best of the other spans of G against all layers."""
     others = [row for row in rows if len(g_layers(row)) < depth and row.results]
     every = [row for row in rows if len(g_layers(row)) == depth]
-    return judge("G at every layer harms", between(best(others), every[0]) if others and every else None)
+    return verdict_on("G at every layer harms", between(best(others), every[0]) if others and every else None)
 
 
 def _name(ends: Span) -> str:

@@ -6,10 +6,11 @@ import math
 from collections.abc import Sequence
 
 from dualprompt.errors import DualPromptError
-from dualprompt.studies import paper
-from dualprompt.studies.pictures import Grid
-from dualprompt.studies.study import Lab, Outcome, Row, Setting, Study, at_top, best
-from dualprompt.studies.words import about, counted, finding, leader, papers_choice, pictured, spread, table
+from dualprompt.progress import counted
+from dualprompt.report.pictures import Grid
+from dualprompt.studies.study import Context, Outcome, Row, Setting, Study, at_top, best
+from dualprompt.studies.words import about, finding, leader, papers_choice, pictured, spread, table
+from dualprompt.sweeps import paper
 
 
 def setting(g_length: int, e_length: int) -> Setting:
@@ -26,23 +27,23 @@ def tried(budget: int | None) -> Sequence[int]:
     return sorted(list(dict.fromkeys(order))[:side])
 
 
-def run(lab: Lab) -> Outcome:
+def run(context: Context) -> Outcome:
     """Return the grid, the choice, and how it does on the test set beside the paper's."""
-    lengths = tried(lab.budget)
-    rows = lab.search("grid", [setting(g, e) for g in lengths for e in lengths])
+    lengths = tried(context.budget)
+    rows = context.search("grid", [setting(g, e) for g in lengths for e in lengths])
     chosen, papers = best(rows), setting(paper.G_LENGTH, paper.E_LENGTH)
-    tested, verdicts = papers_choice(lab, rows, papers)
+    tested, verdicts = papers_choice(context, rows, papers)
     theirs = next(row for row in rows if row.setting == papers)
     finished = [row for row in rows if row.results]
     means = [row.mean() or 0 for row in finished]
     place = 1 + sum(mean > (theirs.mean() or 0) for mean in means)
-    told = (
-        f"On validation images ({counted(lab.seeds, 'seed')}), of {len(finished)} settings "
+    summary = (
+        f"On validation images ({counted(context.seeds, 'seed')}), of {len(finished)} settings "
         f"{leader(rows, lambda row: row.setting.label)}; they span {max(means) - min(means):.2f} points, and the "
         f"paper's {papers.label} {f'comes in place {place}' if theirs.results else 'failed'}."
     )
     return Outcome(
-        finding(told, verdicts),
+        finding(summary, verdicts),
         (table(f"lengths: {about(rows)}", "lengths", [rows, tested], marked=[chosen]),),
         {"lengths": _picture(rows, lengths)},
         (*rows, *tested),

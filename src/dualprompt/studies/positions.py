@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from dualprompt.studies import paper
-from dualprompt.studies.pictures import Line, Lines
-from dualprompt.studies.study import Lab, Outcome, Row, Setting, Study, best, spread_out
-from dualprompt.studies.verdict import Verdict, judge
+from dualprompt.progress import counted
+from dualprompt.report.pictures import Line, Lines
+from dualprompt.report.verdict import Verdict, verdict_on
+from dualprompt.studies.study import Context, Outcome, Row, Setting, Study, best, spread_out
 from dualprompt.studies.words import (
     about,
     between,
-    counted,
     finding,
     leader,
     papers_choice,
@@ -20,6 +19,7 @@ from dualprompt.studies.words import (
     spread,
     table,
 )
+from dualprompt.sweeps import paper
 
 E_ALONE = "E-Prompt alone"
 
@@ -40,29 +40,31 @@ def g_layers(row: Row) -> tuple[int, ...]:
     return tuple(row.setting.options["method.g_layers"])
 
 
-def sweeps(lab: Lab) -> tuple[list[Row], list[Row]]:
+def sweeps(context: Context) -> tuple[list[Row], list[Row]]:
     """Sweep E over single layers without G, then G over single layers with the best E."""
-    everywhere = range(1, lab.depth + 1)
-    e_rows = lab.search(E_ALONE, [attached((), (n,)) for n in spread_out(everywhere, lab.budget, [paper.SINGLE_E])])
+    everywhere = range(1, context.depth + 1)
+    e_rows = context.search(
+        E_ALONE, [attached((), (n,)) for n in spread_out(everywhere, context.budget, [paper.SINGLE_E])]
+    )
     e_best = e_layers(best(e_rows))
     part = f"G-Prompt beside E at {span(e_best)}"
-    g_tried = spread_out(everywhere, lab.budget, [paper.SINGLE_G])
-    return e_rows, lab.search(part, [attached((n,), e_best) for n in g_tried])
+    g_tried = spread_out(everywhere, context.budget, [paper.SINGLE_G])
+    return e_rows, context.search(part, [attached((n,), e_best) for n in g_tried])
 
 
-def run(lab: Lab) -> Outcome:
+def run(context: Context) -> Outcome:
     """Return both curves, the choice, and how it does on the test set beside the paper's."""
-    e_rows, g_rows = sweeps(lab)
+    e_rows, g_rows = sweeps(context)
     chosen = best(g_rows)
-    papers = attached([paper.SINGLE_G], [paper.SINGLE_E]) if lab.depth >= paper.SINGLE_E else None
-    tested, verdicts = papers_choice(lab, g_rows, papers)
+    papers = attached([paper.SINGLE_G], [paper.SINGLE_E]) if context.depth >= paper.SINGLE_E else None
+    tested, verdicts = papers_choice(context, g_rows, papers)
     verdicts += [_shallower(g_rows, e_layers(chosen)[0]), _top_is_worst("E", e_rows), _top_is_worst("G", g_rows)]
-    told = (
-        f"On validation images ({counted(lab.seeds, 'seed')}), of E: {leader(e_rows, _layer(e_layers))}; then of G: "
-        f"{leader(g_rows, _layer(g_layers))}; the paper: layers {paper.SINGLE_E} and {paper.SINGLE_G}."
+    summary = (
+        f"On validation images ({counted(context.seeds, 'seed')}), of E: {leader(e_rows, _layer(e_layers))}; "
+        f"then of G: {leader(g_rows, _layer(g_layers))}; the paper: layers {paper.SINGLE_E} and {paper.SINGLE_G}."
     )
     return Outcome(
-        finding(told, verdicts),
+        finding(summary, verdicts),
         (table(f"positions: {about(e_rows)}", "layers", [e_rows, g_rows, tested], marked=[best(e_rows), chosen]),),
         {"positions": curves(e_rows, g_rows)},
         (*e_rows, *g_rows, *tested),
@@ -81,14 +83,14 @@ def _shallower(g_rows: Sequence[Row], e_at: int) -> Verdict:
     below = [row for row in finished if g_layers(row)[0] < e_at]
     others = [row for row in finished if row not in below]
     gap = between(best(below), best(others)) if below and others else None
-    return judge("G belongs in a shallower layer than E", gap)
+    return verdict_on("G belongs in a shallower layer than E", gap)
 
 
 def _top_is_worst(name: str, rows: Sequence[Row]) -> Verdict:
     """Hold the worst of the other layers against the top layer."""
     others = [row for row in rows[:-1] if row.results]
     worst = min(others, key=lambda row: row.mean() or 0) if others else None
-    return judge(f"the top layer is the worst place of {name}", between(worst, rows[-1]) if worst else None)
+    return verdict_on(f"the top layer is the worst place of {name}", between(worst, rows[-1]) if worst else None)
 
 
 def curves(e_rows: Sequence[Row], g_rows: Sequence[Row]) -> Lines:

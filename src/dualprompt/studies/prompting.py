@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dualprompt.studies import paper
-from dualprompt.studies.figures import curves
-from dualprompt.studies.study import Lab, Outcome, Row, Setting, Study
-from dualprompt.studies.verdict import Verdict, judge
+from dualprompt.report.figures import curves
+from dualprompt.report.verdict import Verdict, verdict_on
+from dualprompt.studies.study import Context, Outcome, Row, Setting, Study
 from dualprompt.studies.words import about, between, finding, table
+from dualprompt.sweeps import paper
 
 
-def run(lab: Lab) -> Outcome:
+def run(context: Context) -> Outcome:
     """Return both on the test set, at equal lengths and layers."""
     names = {"pro-t": "Pro-T", "pre-t": "Pre-T"}
-    rows = lab.test([Setting(label, {"method.prompting": name}) for name, label in names.items()])
+    rows = context.test([Setting(label, {"method.prompting": name}) for name, label in names.items()])
     benchmark = rows[0].obtained[0].config.benchmark.name
     theirs = paper.PROMPTING.get(benchmark)
     known = {names[key]: numbers for key, numbers in theirs.items()} if theirs else None
@@ -32,8 +32,8 @@ def _verdicts(pro: Row, pre: Row, source: str) -> list[Verdict]:
     """Judge accuracy and forgetting; the paper's numbers are those of the benchmark `source`."""
     theirs = [f"{b - a:+.2f} on {source}" for a, b in zip(*paper.PROMPTING[source].values(), strict=True)]
     return [
-        judge("Pre-T beats Pro-T", between(pre, pro), paper=theirs[0]),
-        judge("Pre-T forgets less than Pro-T", between(pre, pro, "forgetting"), -1, paper=theirs[1], of="of F"),
+        verdict_on("Pre-T beats Pro-T", between(pre, pro), paper=theirs[0]),
+        verdict_on("Pre-T forgets less than Pro-T", between(pre, pro, "forgetting"), -1, paper=theirs[1], of="of F"),
     ]
 
 

@@ -1,76 +1,37 @@
-"""What a study leaves in its folder: table, pictures with their data, and study.json, which a report reads."""
+"""Writes what a study leaves in its folder: table, pictures with their data, and study.json, which a report reads."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import AfterValidator, Discriminator, Field, Tag
-
-from dualprompt.config import Record, read_record
 from dualprompt.errors import DualPromptError
-from dualprompt.files import digest, refuse_links, write_json, write_text
+from dualprompt.files import digest, write_json, write_text
+from dualprompt.report.pictures import as_plain, save_with_data
+from dualprompt.report.sheet import as_csv, as_markdown, as_rich
+from dualprompt.report.study_files import FILE
+from dualprompt.report.tables import text
 from dualprompt.run.identity import CIRCUMSTANCES, config_digest
-from dualprompt.studies import publication
-from dualprompt.studies.folders import free
-from dualprompt.studies.pictures import Grid, Lines, Points, as_plain, save_with_data, whole
-from dualprompt.studies.sheet import as_csv, as_markdown, as_rich
-from dualprompt.studies.study import Lab, Outcome, Study
-from dualprompt.studies.tables import text
-
-FILE = "study.json"
+from dualprompt.studies.study import Context, Outcome, Study
+from dualprompt.sweeps.folders import free
 
 
-def _plain_name(name: str) -> str:
-    if name.startswith("."):
-        raise ValueError("a file's name begins with no dot")
-    return name
-
-
-# What files are called: a name may not lead out of the folder.
-FileName = Annotated[str, Field(pattern=r"^[^/\\\x00-\x1f]{1,200}$"), AfterValidator(_plain_name)]
-PictureRecord = Annotated[
-    Annotated[Grid, Tag("grid")] | Annotated[Lines, Tag("lines")] | Annotated[Points, Tag("points")],
-    Discriminator(lambda value: value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)),
-    AfterValidator(whole),
-]
-
-
-class _RowRecord(Record):
-    runs: list[str]
-
-
-class StudyRecord(Record):
-    """What `study.json` holds."""
-
-    study: FileName
-    title: str
-    paper: str
-    finding: str
-    benchmark: str
-    backbone: str
-    recipe: str
-    rows: list[_RowRecord]
-    tables: list[publication.SheetRecord]
-    pictures: dict[FileName, PictureRecord]
-    photos: dict[FileName, str]
-
-
-def question(study: Study, lab: Lab) -> str:
+def question(study: Study, context: Context) -> str:
     """Return the hash of all that decides what a study finds, but for images and weights."""
-    budget = None if study.goes_on else lab.budget
-    return digest([study.name, config_digest(lab.config({})), lab.seeds, budget, lab.buffers, lab.methods])
+    budget = None if study.goes_on else context.budget
+    return digest(
+        [study.name, config_digest(context.config({})), context.seeds, budget, context.buffers, context.methods]
+    )
 
 
-def publish(study: Study, lab: Lab, outcome: Outcome) -> dict[str, Any]:
+def publish(study: Study, context: Context, outcome: Outcome) -> dict[str, Any]:
     """Write everything into the study's folder; return what study.json says."""
-    folder, asked = lab.folder, question(study, lab)
+    folder, asked = context.folder, question(study, context)
     if not free(folder, FILE, asked):  # since another has come to its end while this one was carried out
         raise DualPromptError(f"{folder} now holds a study with other options; give the command again, runs are kept")
     rows = [row.plain() for row in outcome.rows]
-    config = lab.config({})
+    config = context.config({})
     value = {
         "study": study.name,
         "title": study.title,
@@ -79,13 +40,13 @@ def publish(study: Study, lab: Lab, outcome: Outcome) -> dict[str, Any]:
         "verdicts": [verdict.plain() for verdict in outcome.verdicts],
         "question": asked,
         "folder": str(folder),
-        "preset": lab.preset,
+        "preset": context.preset,
         "benchmark": config.benchmark.name,
         "backbone": config.backbone.name,
         "recipe": config.train.recipe,
-        "overrides": {key: v for key, v in lab.overrides.items() if key.partition(".")[0] not in CIRCUMSTANCES},
-        "seeds": lab.seeds,
-        "budget": lab.budget,
+        "overrides": {key: v for key, v in context.overrides.items() if key.partition(".")[0] not in CIRCUMSTANCES},
+        "seeds": context.seeds,
+        "budget": context.budget,
         "chosen": outcome.chosen,
         "rows": rows,
         "tables": [asdict(sheet) for sheet in outcome.sheets],
@@ -106,14 +67,3 @@ def publish(study: Study, lab: Lab, outcome: Outcome) -> dict[str, Any]:
 
 def _flat(row: dict[str, Any]) -> dict[str, Any]:
     return {key: value if not isinstance(value, dict | list) else json.dumps(value) for key, value in row.items()}
-
-
-def is_study(folder: Path) -> bool:
-    """Return whether a folder holds a study."""
-    return (folder / FILE).is_file()
-
-
-def read(folder: Path) -> StudyRecord:
-    """Return what study.json says."""
-    refuse_links(folder)
-    return read_record(folder / FILE, StudyRecord, "restore it or make the study again")

@@ -11,22 +11,22 @@ from typing import Any
 
 from dualprompt.backbones import weights
 from dualprompt.backbones.base import PromptableBackbone
-from dualprompt.config import BUFFER_SIZE, RunConfig, changes_recipe, compose
+from dualprompt.config import RunConfig, changes_recipe, compose
 from dualprompt.errors import DualPromptError, nearest
 from dualprompt.methods.base import METHODS, method_config
 from dualprompt.metrics import mean_and_deviation
 from dualprompt.progress import SILENT, Progress
+from dualprompt.report.pictures import Picture
+from dualprompt.report.sheet import Sheet
+from dualprompt.report.verdict import Verdict
 from dualprompt.studies import STUDIES
-from dualprompt.studies.pictures import Picture
-from dualprompt.studies.sheet import Sheet
-from dualprompt.studies.store import Obtained, complain
-from dualprompt.studies.sweep import VALIDATION
-from dualprompt.studies.verdict import Verdict
+from dualprompt.sweeps.obtained import Obtained, complain
+from dualprompt.sweeps.runs import OverSeeds
+from dualprompt.sweeps.sweep import VALIDATION
 
 # On the benchmark that comes with the package a study is made for two cores: fewer images. Not fewer pixels, for the
 # embedded backbone needs its 224. How methods are trained stays as it is, so that they can be compared.
 REDUCED: dict[str, dict[str, Any]] = {"mini": {"benchmark.train_per_class": 10}}
-METRICS = ("average_accuracy", "forgetting", "matching_accuracy", "image_weighted_accuracy", "mean_over_steps")
 HELD_OUT = {"benchmark.validation": VALIDATION, "benchmark.evaluate_on": "validation"}
 
 
@@ -39,23 +39,12 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Row:
+class Row(OverSeeds):
     """A setting and its runs, one for each seed."""
 
     part: str  # of the study, as "E-Prompt alone"
     setting: Setting
     obtained: tuple[Obtained, ...]
-
-    @cached_property
-    def results(self) -> list[dict[str, Any]]:
-        """The numbers of the runs that have not failed."""
-        return [each.run.result() for each in self.obtained if not each.error]
-
-    def numbers(self, key: str) -> list[float]:
-        """Return a metric of every finished run that has it."""
-        if key == "forgetting" and self.obtained and METHODS[self.obtained[0].config.method["name"]].joint:
-            return []
-        return [result[key] for result in self.results if result[key] is not None]
 
     def mean(self, key: str = "average_accuracy") -> float | None:
         """Return the mean of a metric over seeds."""
@@ -63,15 +52,14 @@ class Row:
 
     def plain(self) -> dict[str, Any]:
         """Return what JSON and CSV say of the row, in full precision."""
-        found = {key: mean_and_deviation(n) if (n := self.numbers(key)) else (None, None) for key in METRICS}
         return {
             "part": self.part,
             "setting": self.setting.label,
             "options": self.setting.options,
             "judged_on": self.obtained[0].config.benchmark.evaluate_on,
             "seeds": len(self.results),
-            **{name: value for key in METRICS for name, value in zip((key, f"{key}_std"), found[key], strict=True)},
-            "runs": [str(each.run.folder) for each in self.obtained if not each.error],
+            **self.metrics(),
+            "runs": [str(each.run.folder) for each in self.finished],
             "errors": [f"{each.name}: {each.error}" for each in self.obtained if each.error],
         }
 
@@ -104,7 +92,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Lab:
+class Context:
     """Where a study's runs come from: a preset's recipe with overrides, seeds, a budget, and a store of runs."""
 
     preset: str
@@ -159,13 +147,13 @@ class Lab:
 
     def test(self, settings: Sequence[Setting], part: str = "test") -> list[Row]:
         """Run settings on the test images, trained on all training images."""
-        whole = {"benchmark.validation": 0.0, "benchmark.evaluate_on": "test"}
-        return self._rows(part, settings, whole)
+        all_images = {"benchmark.validation": 0.0, "benchmark.evaluate_on": "test"}
+        return self._rows(part, settings, all_images)
 
-    def _rows(self, part: str, settings: Sequence[Setting], judged: dict[str, Any]) -> list[Row]:
+    def _rows(self, part: str, settings: Sequence[Setting], split: dict[str, Any]) -> list[Row]:
         if self.seeds < 1:
             raise DualPromptError(f"--seeds must be at least 1, found {self.seeds}")
-        configs = [self.config(setting.options | judged) for setting in settings]
+        configs = [self.config(setting.options | split) for setting in settings]
         # Seed after seed, so that settings share the images of one class order.
         every = [c.model_copy(update={"seed": c.seed + n}) for n in range(self.seeds) for c in configs]
         found = self.obtain(every)
@@ -179,7 +167,7 @@ class Study:
     name: str
     title: str
     summary: str  # what the paper found, which is what the study looks for
-    run: Callable[[Lab], Outcome]
+    run: Callable[[Context], Outcome]
     seeds: int = 1  # unless the user says otherwise
     searches: bool = False  # whether a budget means something to it
     mini_budget: int | None = None  # for the embedded benchmark, unless the user says otherwise
@@ -199,20 +187,15 @@ def load(name: str) -> Study:
     return importlib.import_module(f"dualprompt.studies.{name.replace('-', '_')}").STUDY
 
 
-def spread_out(values: Sequence[int], count: int | None, keep: Sequence[int] = ()) -> list[int]:
-    """Return at most `count` of ordered values: those of `keep` that are there, the ends, and others in between."""
+def spread_out(values: Sequence[int], count: int | None, always: Sequence[int] = ()) -> list[int]:
+    """Return at most `count` of ordered values: those of `always` that are there, the ends, and others in between."""
     if count is None or count >= len(values):
         return list(values)
     if count < 1:
         raise DualPromptError(f"--budget must be at least 1, found {count}")
-    wanted = [value for value in (*keep, values[-1], values[0]) if value in values]
+    wanted = [value for value in (*always, values[-1], values[0]) if value in values]
     chosen = set(list(dict.fromkeys(wanted))[:count])
     while len(chosen) < count:  # the value that is farthest from all chosen ones comes next
         rest = [value for value in values if value not in chosen]
         chosen.add(max(rest, key=lambda value: min(abs(value - other) for other in chosen)))
     return sorted(chosen)
-
-
-def rehearses(method: str) -> bool:
-    """Return whether a method keeps images."""
-    return BUFFER_SIZE.removeprefix("method.") in METHODS[method].Config.model_fields

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from dualprompt.metrics import mean_and_deviation
-from dualprompt.studies import paper
-from dualprompt.studies.sheet import Column, Sheet
-from dualprompt.studies.study import Lab, Row, Setting, at_top, best
-from dualprompt.studies.tables import ABSENT, explained, over_seeds
-from dualprompt.studies.verdict import RULE, Difference, Verdict, judge, paired
+from dualprompt.progress import counted
+from dualprompt.report.sheet import Column, Sheet
+from dualprompt.report.tables import ABSENT, explained, over_seeds
+from dualprompt.report.verdict import RULE, Difference, Verdict, paired, verdict_on
+from dualprompt.studies.study import Context, Row, Setting, at_top, best
+from dualprompt.sweeps import paper
 
 Published = tuple[float | None, float | None]  # accuracy and forgetting
 
@@ -19,7 +20,7 @@ def between(row: Row, other: Row, key: str = "average_accuracy") -> Difference |
     return paired(row.results, other.results, key)
 
 
-def papers_choice(lab: Lab, rows: Sequence[Row], papers: Setting | None) -> tuple[list[Row], list[Verdict]]:
+def papers_choice(context: Context, rows: Sequence[Row], papers: Setting | None) -> tuple[list[Row], list[Verdict]]:
     """Run a search's choice and the paper's once on the test images; return both rows, and whether the paper's is best.
 
     If the search chose the paper's, it is held against the second on the validation images. There is no verdict where
@@ -27,17 +28,17 @@ def papers_choice(lab: Lab, rows: Sequence[Row], papers: Setting | None) -> tupl
     """
     chosen = best(rows)
     if papers is None:
-        return lab.test([chosen.setting]), []
+        return context.test([chosen.setting]), []
     claim = f"the paper's choice, {papers.label}, is the best"
     if chosen.setting.options != papers.options:
-        tested = lab.test([chosen.setting, papers])
+        tested = context.test([chosen.setting, papers])
         of = f"against {chosen.setting.label}, on test images"
-        return tested, [judge(claim, between(tested[1], tested[0]), of=of)]
+        return tested, [verdict_on(claim, between(tested[1], tested[0]), of=of)]
     others = [row for row in rows if row is not chosen and row.results]
     second = best(others) if others else None
     gap = between(chosen, second) if second else None
     of = f"against {second.setting.label}, on validation images" if second else ""
-    return lab.test([chosen.setting]), [judge(claim, gap, of=of)]
+    return context.test([chosen.setting]), [verdict_on(claim, gap, of=of)]
 
 
 def leader(rows: Sequence[Row], name: Callable[[Row], str]) -> str:
@@ -55,14 +56,9 @@ def spread(rows: Sequence[Row]) -> list[float | None] | None:
     return None if set(found) <= {None} else found
 
 
-def finding(told: str, verdicts: Sequence[Verdict]) -> str:
+def finding(summary: str, verdicts: Sequence[Verdict]) -> str:
     """Return what was found, and the sentence of every verdict."""
-    return " ".join([told, *(verdict.sentence for verdict in verdicts)]).strip()
-
-
-def counted(count: int, noun: str) -> str:
-    """Return a number with its noun."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    return " ".join([summary, *(verdict.sentence for verdict in verdicts)]).strip()
 
 
 def span(layers: Sequence[int]) -> str:
@@ -86,8 +82,8 @@ def whose(source: str) -> str:
     return f"\n({source},\n{paper.BACKBONE_TITLE})" if source else ""
 
 
-def judged(rows: Sequence[Row]) -> str:
-    """Return what rows were judged on, and how often."""
+def evaluated_on(rows: Sequence[Row]) -> str:
+    """Return what rows were evaluated on, and how often."""
     benchmark = rows[0].obtained[0].config.benchmark
     where = "test images"
     if benchmark.evaluate_on == "validation":
@@ -96,8 +92,8 @@ def judged(rows: Sequence[Row]) -> str:
 
 
 def pictured(title: str, rows: Sequence[Row]) -> str:
-    """Return the title of a picture: what rows were judged on, how often, and what its bars are."""
-    return "; ".join([f"{title}: {judged(rows)}", *explained(len(row.results) for row in rows)])
+    """Return the title of a picture: what rows were evaluated on, how often, and what its bars are."""
+    return "; ".join([f"{title}: {evaluated_on(rows)}", *explained(len(row.results) for row in rows)])
 
 
 def _notes(groups: Sequence[Sequence[Row]], marked: Sequence[Row]) -> dict[int, str]:
@@ -152,6 +148,8 @@ def table(
             cells += [notes.get(id(row), "")] if notes else []
             lines.append(tuple(cells))
         body.append(tuple(lines))
-    told = dict.fromkeys(f"{rows[0].part}: {judged(rows)}".removeprefix("test: ") for rows in groups if rows)
-    told |= dict.fromkeys(explained(len(row.results) for rows in groups for row in rows))
-    return Sheet(title, tuple(columns), tuple(body), (*told, RULE, *remarks))
+    conditions = dict.fromkeys(
+        f"{rows[0].part}: {evaluated_on(rows)}".removeprefix("test: ") for rows in groups if rows
+    )
+    conditions |= dict.fromkeys(explained(len(row.results) for rows in groups for row in rows))
+    return Sheet(title, tuple(columns), tuple(body), (*conditions, RULE, *remarks))

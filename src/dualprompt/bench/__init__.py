@@ -1,0 +1,1 @@
+"""How fast it is: the speed of training and evaluation beside a straight-line twin, and the server under load."""

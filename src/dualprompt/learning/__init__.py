@@ -1,1 +1,0 @@
-"""What the learner is made of: results, pictures, the network that answers, and how a model is kept."""

@@ -1,0 +1,48 @@
+"""Making a model forget: a task or a class, and what was measured on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from dualprompt.data.folder import one_form
+from dualprompt.model.foundation import Foundation, Model
+from dualprompt.model.names import Kind, find
+from dualprompt.model.network import bytes_of, compact, without
+from dualprompt.model.results import TaskInfo
+
+
+def forget(
+    foundation: Foundation, model: Model, what: str | int, kind: Kind | None = None
+) -> tuple[Model, TaskInfo | str]:
+    """Return a model without a task or a class, and which it was; `kind` says which, where both have that name."""
+    what = one_form(what) if isinstance(what, str) and what not in {t.name for t in model.tasks} else what
+    task = find(model.tasks, what, kind)
+    if task is not None:
+        return without_classes(foundation, model, task.id, task.classes), task
+    for number in [task.id for task in model.tasks if what in task.classes]:
+        model = without_classes(foundation, model, number, (str(what),))
+    return model, str(what)
+
+
+def without_classes(foundation: Foundation, model: Model, number: int, labels: Sequence[str]) -> Model:
+    """Return a model without some classes of the task with the id `number`; without its last class, the task goes."""
+    place, task = next((place, task) for place, task in enumerate(model.tasks) if task.id == number)
+    rest = tuple(name for name in task.classes if name not in labels)
+    rows = [i for i, row in enumerate(model.rows) if row is not None and row[0] == task.id and row[1] in labels]
+    places = [task.classes.index(label) for label in labels] if rest else None
+    kept = without(model.kept, model.method.of_task, place, places, rows)
+    size = bytes_of(compact(kept).state, model.method.of_task, place) if rest else 0
+    # What was measured on images of a class that is gone says nothing of those that are left.
+    left = replace(task, classes=rest, bytes=size, accuracy=None)
+    tasks = tuple(each if each is not task else left for each in model.tasks if each is not task or rest)
+    trust = {
+        number: {label: own for label, own in task_trust.items() if number != task.id or label not in labels}
+        for number, task_trust in model.trust.items()
+        if number != task.id or rest
+    }
+    if not tasks:
+        return foundation.model(next_id=model.next_id)
+    left_over = [{n: value for n, value in each.measured.items() if n != task.id} for each in tasks]
+    tasks = tuple(replace(each, measured=own) for each, own in zip(tasks, left_over, strict=True))
+    return foundation.model(tasks, kept.rows, model.next_id, trust, kept.state)

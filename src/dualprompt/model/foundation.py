@@ -1,0 +1,131 @@
+"""What a learner is built on: its config, the frozen backbone and how images are shown; and all that it knows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+
+from dualprompt.backbones import weights
+from dualprompt.backbones.base import BackboneFactory
+from dualprompt.backbones.weights import CheckpointInfo
+from dualprompt.config import RunConfig, parse
+from dualprompt.data.views import View
+from dualprompt.errors import DualPromptError
+from dualprompt.methods.base import METHODS, Method, MethodConfig, method_config
+from dualprompt.methods.frozen_head import FrozenHead
+from dualprompt.model.network import HeadRow, Kept, Network, refuse_larger
+from dualprompt.model.results import TaskInfo
+from dualprompt.run.checkpoint import State
+from dualprompt.training.distributed import compute_dtype
+
+# How sure it was of each held-out image, by task and class.
+Trust: TypeAlias = Mapping[int, Mapping[str, Sequence[float]]]
+
+
+@dataclass(frozen=True)
+class Model:
+    """All that a learner knows. It is replaced as a whole, so that whoever predicts sees the old one or the new."""
+
+    method: Method
+    network: Network
+    tasks: tuple[TaskInfo, ...] = ()
+    rows: tuple[HeadRow | None, ...] = ()
+    next_id: int = 1
+    trust: Trust = field(default_factory=dict)
+
+    @property
+    def kept(self) -> Kept:
+        """Its tensors, and what each row of its head is."""
+        return Kept(self.method.state() if self.tasks else {}, self.rows)
+
+
+@dataclass(frozen=True)
+class Foundation:
+    """What does not change while a learner lives."""
+
+    config: RunConfig
+    options: MethodConfig
+    weights: CheckpointInfo
+    device: torch.device
+    dtype: torch.dtype
+    backbones: BackboneFactory
+    view: View
+
+    def method(self) -> Method:
+        """Return the method, which has learned nothing yet."""
+        method = METHODS[self.options.name](self.options, self.backbones)
+        method.compute_dtype = self.dtype
+        return method.to(self.device)
+
+    def refuse_larger(self, state: State) -> None:
+        """Refuse options, which may be a stranger's, that call for larger tensors than those of a state."""
+        refuse_larger(_outline(self.options, self.backbones).state(), state)
+
+    def model(
+        self,
+        tasks: tuple[TaskInfo, ...] = (),
+        rows: tuple[HeadRow | None, ...] = (),
+        next_id: int = 1,
+        trust: Trust | None = None,
+        state: State | None = None,
+        method: Method | None = None,
+    ) -> Model:
+        """Return a model; without arguments, one that knows nothing.
+
+        `tasks`, `rows`, `next_id` and `trust` are what it knows. Its tensors are in `state`, or in a `method` that
+        has learned already.
+        """
+        if method is None:
+            method = self.method()
+            if state:
+                method.load_state({name: value.to(self.device) for name, value in state.items()})
+        network = Network(method, self.view.mean, self.view.std, rows)
+        return Model(method, network, tasks, rows, next_id, trust or {})
+
+
+def build(values: dict[str, Any], backbone: str, input_size: int | None, device: str, seed: int) -> Foundation:
+    """Return what a learner is built on, or say why it cannot be.
+
+    `values` are `method` and `train` of its config; the other arguments are those of `ContinualLearner`.
+    """
+    network = {"name": weights.absolute_name(backbone), "input_size": input_size}
+    common = {"benchmark": {"name": "learner", "dataset": "images"}, "seed": seed, "device": device}
+    config: RunConfig = parse(RunConfig, common | {"backbone": network} | values)
+    options = method_config(config.method)
+    config = config.model_copy(update={"method": options.model_dump(mode="json"), "device": _device(config.device)})
+    checkpoint = weights.read(config.backbone.name, seed=seed)
+    found, info = torch.device(config.device), checkpoint.info
+    dtype = compute_dtype(config, found)
+    backbones = weights.factory(checkpoint, input_size=config.backbone.input_size)
+    made = _outline(options, backbones)
+    if not isinstance(made, FrozenHead) or made.trains_backbone or made.joint:
+        raise DualPromptError(f"method '{options.name}' trains the backbone or keeps images; take dualprompt")
+    backbones.place(found, dtype)
+    view = View(
+        side=backbones.outline().input_size,
+        mean=info.mean,
+        std=info.std,
+        interpolation=info.interpolation,
+        test="resize",
+        augment=config.train.augment,
+    )
+    return Foundation(config, options, info, found, dtype, backbones, view)
+
+
+def _outline(options: MethodConfig, backbones: BackboneFactory) -> Method:
+    """Return the method as shapes alone, which take no memory."""
+    with torch.device("meta"):
+        return METHODS[options.name](options, backbones.outline())
+
+
+def _device(name: str) -> str:
+    if name != "auto":
+        if name == "cuda" and not torch.cuda.is_available():
+            raise DualPromptError("device: cuda was asked for, but PyTorch sees no GPU; use cpu or auto")
+        return name
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"

@@ -1,0 +1,100 @@
+"""Between a model and its folder: what is written of it, and how it is built again from what was read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dualprompt import __version__
+from dualprompt.backbones import weights
+from dualprompt.backbones.known import EMBEDDED, REPLACED
+from dualprompt.errors import DualPromptError
+from dualprompt.model import foundation as foundations
+from dualprompt.model import saved
+from dualprompt.model.foundation import Foundation, Model
+from dualprompt.model.network import refuse_misfits
+from dualprompt.model.results import TaskInfo
+from dualprompt.run.checkpoint import State
+
+
+def facts(foundation: Foundation, model: Model, threshold: float | None) -> dict[str, Any]:
+    """Return what `model.json` says of a model, but for its tensors."""
+    config = foundation.config
+    return {
+        "dualprompt": __version__,
+        "backbone": {
+            "name": config.backbone.name,
+            "sha256": foundation.weights.sha256,
+            "input_size": config.backbone.input_size,
+        },
+        "method": config.method,
+        "train": config.train.model_dump(mode="json"),
+        "seed": config.seed,
+        "threshold": threshold,
+        "tasks": [task.to_dict() for task in model.tasks],
+        "rows": model.rows,
+        "next_id": model.next_id,
+        "trust": [[number, own] for number, own in model.trust.items()],
+    }
+
+
+def restore(path: Path, device: str, backbone: str | None) -> tuple[Foundation, Model, float | None]:
+    """Return what the model in `path` is built on, the model, and its threshold.
+
+    `backbone` says where its backbone lies now, if that has moved.
+    """
+    record, state = saved.read(path)
+    foundation = _foundation(path, record, device, backbone)
+    try:
+        if state:
+            foundation.refuse_larger(state)
+        model = _model(foundation, record, state)
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        reason = str(error).strip().partition("\n")[0][:200]
+        raise DualPromptError(
+            f"the model in {path} is damaged ({type(error).__name__}: {reason}); {saved.RESTORE}"
+        ) from error
+    return foundation, model, record.threshold
+
+
+def _foundation(path: Path, record: saved.ModelRecord, device: str, backbone: str | None) -> Foundation:
+    said = record.backbone
+    place = weights.absolute_name(said.name)
+    if backbone is None and Path(place).is_absolute() and not Path(place).exists():
+        raise DualPromptError(
+            f"the backbone of {path} is not at {said.name} any more; say where it lies now with "
+            f"`dualprompt info {path} --backbone PLACE` (in Python: load(…, backbone=PLACE))"
+        )
+    values = {"method": record.method, "train": record.train}
+    foundation = foundations.build(values, backbone or said.name, said.input_size, device, record.seed)
+    if foundation.weights.sha256 != said.sha256:
+        if said.name == EMBEDDED.name and said.sha256 in REPLACED:
+            raise DualPromptError(
+                f"{path} was made with an embedded backbone ({REPLACED[said.sha256]}) that this version of "
+                "dualprompt has replaced; learn its classes again, or keep the version that made it"
+            )
+        raise DualPromptError(
+            f"{path} was made with another backbone than the '{foundation.weights.name}' that is here "
+            "(its SHA-256 differs); restore the file, or give its place with backbone="
+        )
+    return foundation
+
+
+def _model(foundation: Foundation, record: saved.ModelRecord, state: State) -> Model:
+    """Return the model that was read; one that could not answer is refused now."""
+    tasks = tuple(
+        TaskInfo(t.id, t.name, tuple(t.classes), t.images, t.learned, t.bytes, t.accuracy, t.measured)
+        for t in record.tasks
+    )
+    model = foundation.model(tasks, tuple(record.rows), record.next_id, dict(record.trust), state)
+    if tasks:
+        refuse_misfits(model.kept, model.method.of_task, [len(task.classes) for task in tasks])
+        side = foundation.view.side
+        blank = torch.zeros(1, side, side, 3, dtype=torch.uint8, device=foundation.device)
+        with torch.inference_mode():
+            logits, task, similarity = model.network(blank)
+        if not all(bool(torch.isfinite(value).all()) for value in (logits, similarity)) or int(task) >= len(tasks):
+            raise ValueError("it has no answer to a black image")
+    return model

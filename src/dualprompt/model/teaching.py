@@ -1,0 +1,145 @@
+"""Teaching a model: new classes become a task of the training loop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dualprompt.config import RunConfig, parse
+from dualprompt.data.folder import refuse_case
+from dualprompt.data.stream import TaskStream
+from dualprompt.data.views import View
+from dualprompt.errors import DualPromptError
+from dualprompt.files import digest, disk_errors
+from dualprompt.methods.base import MethodConfig
+from dualprompt.model.foundation import Foundation, Model
+from dualprompt.model.images import ImageLike, complaint, read_some
+from dualprompt.model.names import refuse_unprintable
+from dualprompt.model.network import bytes_of, compact
+from dualprompt.model.predicting import answers_to
+from dualprompt.model.results import TaskInfo
+from dualprompt.model.task import fingerprint, held_out, state_digest, task_of
+from dualprompt.progress import Progress
+from dualprompt.run.folder import Run
+from dualprompt.run.identity import config_digest
+from dualprompt.training.distributed import launch
+from dualprompt.training.feed import Feed
+from dualprompt.training.loop import extend
+from dualprompt.training.setup import Setup, learns_one_class, one_class_remedies
+
+
+def trained_for(config: RunConfig, epochs: int | None) -> RunConfig:
+    """Return a config with so many epochs, or its own."""
+    train = config.train if epochs is None else {**config.train.model_dump(), "epochs": epochs}
+    return parse(RunConfig, {**config.model_dump(), "train": train})
+
+
+def refuse_known(model: Model, classes: Mapping[str, Any], again: bool) -> None:
+    """Refuse names that nobody could read, and classes that are known unless they are meant to be learned `again`."""
+    refuse_unprintable("class", classes)
+    owner = {label: task.name for task in model.tasks for label in task.classes}
+    refuse_case("the classes to learn and those known", [*owner, *classes])
+    if again:
+        return
+    if known := [name for name in classes if name in owner]:
+        raise DualPromptError(
+            f"class '{known[0]}' is known already, from task '{owner[known[0]]}', whose images are gone: its "
+            "prompts cannot be trained on. Learn it as a further expert for the same label with again=True "
+            "(--again), or forget it first"
+        )
+
+
+def refuse_alone(options: MethodConfig, classes: Mapping[str, Any]) -> None:
+    """Refuse one class alone where there is nothing to tell it from."""
+    if len(classes) == 1 and not learns_one_class(options):
+        remedies = ["teach it with others", *one_class_remedies(options)]
+        raise DualPromptError(
+            f"one class alone cannot be learned by '{options.name}' with masked logits; {' or '.join(remedies)}"
+        )
+
+
+def read_classes(
+    view: View, classes: dict[str, list[ImageLike]], skip_bad: bool, progress: Progress
+) -> tuple[dict[str, list[ImageLike]], np.ndarray]:
+    """Return the classes with the images that can be read, and their pixels, (images, side, side, 3) uint8.
+
+    An image that cannot be read is refused, or with `skip_bad` left out and noted in `progress`.
+    """
+    labelled = [(name, image) for name, own in classes.items() for image in own]
+    pixels, faults = read_some([image for _, image in labelled], view.side, view.interpolation, progress)
+    if not faults:
+        return classes, pixels
+    if not skip_bad:
+        raise DualPromptError(complaint(faults.values(), len(pixels)))
+    progress.note(f"left out: {complaint(faults.values(), len(pixels))}")
+    good = [row for row in range(len(pixels)) if row not in faults]
+    left: dict[str, list[ImageLike]] = {name: [] for name in classes}
+    for row in good:
+        left[labelled[row][0]].append(labelled[row][1])
+    if empty := [name for name, own in left.items() if not own]:
+        raise DualPromptError(f"class '{empty[0]}' has no image that can be read; give some or leave it out")
+    return left, pixels[good]
+
+
+def train(
+    foundation: Foundation,
+    model: Model,
+    config: RunConfig,
+    name: str,
+    classes: Mapping[str, Sequence[ImageLike]],
+    pixels: np.ndarray,
+    work: Path,
+    progress: Progress,
+) -> Model:
+    """Return the model that has learned one more task by the training loop, and how well, on images held out.
+
+    `classes` name the images of each class, whose `pixels` follow each other in the same order. Checkpoints go below
+    the folder `work`, under a name made from all that decides the result, so that interrupted learning goes on there.
+    """
+    kept = compact(model.kept)
+    labels = np.repeat(np.arange(len(classes)), [len(own) for own in classes.values()])
+    held = held_out(labels, tuple(classes), config.seed)
+    task = task_of(len(model.tasks), name, tuple(classes), len(kept.rows), pixels, labels, held)
+    stream = TaskStream((task,), fingerprint(task), ())
+    folder = work / digest(
+        [config_digest(config), stream.fingerprint, foundation.weights.sha256, state_digest(kept.state)]
+    )
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    fabric = launch(config)
+    feed = Feed(config, foundation.view, foundation.backbones, fabric, progress)
+    setup = Setup(
+        config, fabric, foundation.method(), stream, feed, foundation.weights, foundation.dtype, foundation.backbones
+    )
+    extend(setup, Run(folder, len(model.tasks), kept.state), progress)
+    rows = (*kept.rows, *((model.next_id, label) for label in classes))
+    learned = foundation.model(model.tasks, rows, model.next_id + 1, model.trust, method=setup.method)
+    info = TaskInfo(
+        id=model.next_id,
+        name=name,
+        classes=tuple(classes),
+        images=len(pixels),
+        learned=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        bytes=bytes_of(setup.method.state(), setup.method.of_task, len(model.tasks)),
+        accuracy=None,
+    )
+    learned = replace(learned, tasks=(*model.tasks, info))
+    if not held.any():
+        return learned
+    return _measured(foundation, learned, pixels[held], [tuple(classes)[label] for label in labels[held]])
+
+
+def _measured(foundation: Foundation, model: Model, pixels: np.ndarray, truth: Sequence[str]) -> Model:
+    """Return a model with the accuracy of its newest task, and how sure it is, on images that were held out."""
+    answers = answers_to(foundation, model, pixels, top_k=1)
+    right = [answer.top[0].label == label for answer, label in zip(answers, truth, strict=True)]
+    trust: dict[str, list[float]] = {label: [] for label in dict.fromkeys(truth)}
+    for answer, label in zip(answers, truth, strict=True):
+        trust[label].append(round(answer.trust, 4))
+    newest = replace(model.tasks[-1], accuracy=100 * sum(right) / len(right))
+    return replace(model, tasks=(*model.tasks[:-1], newest), trust={**model.trust, newest.id: trust})

@@ -1,0 +1,1 @@
+"""What turns results into something to look at: tables, figures, a page, files to publish."""

@@ -1,0 +1,92 @@
+"""The pictures that results make."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from dualprompt.metrics import over_tasks
+from dualprompt.report.pictures import Grid, Line, Lines
+from dualprompt.report.tables import Result, by_method, explained, label
+
+
+def _numbered(count: int) -> list[str]:
+    return [str(number + 1) for number in range(count)]
+
+
+def _mean_matrix(matrices: Sequence[Sequence[Sequence[float]]]) -> list[list[float | None]]:
+    count = len(matrices[0])
+    rows = [np.mean([matrix[t] for matrix in matrices], axis=0).tolist() for t in range(count)]
+    return [row + [None] * (count - len(row)) for row in rows]
+
+
+def accuracy_grid(results: Sequence[Result], key: str = "accuracy_matrix") -> Grid:
+    """Return S of one method, the mean over its seeds: rows after each task, columns the tasks."""
+    first = results[0]
+    count = len(first[key])
+    seeds = f"seed {first['seed']}" if len(results) == 1 else f"mean of {len(results)} seeds"
+    what = "accuracy" if key == "accuracy_matrix" else "matching accuracy"
+    return Grid(
+        f"{label(first)} on {first['benchmark']}, {seeds}: {what} (%)",
+        f"{what} on task",
+        "after learning task",
+        _numbered(count),
+        _numbered(count),
+        _mean_matrix([result[key] for result in results]),
+        f"{what} (%)",
+    )
+
+
+def confusion_grid(results: Sequence[Result]) -> Grid:
+    """Return which task's E-Prompt the images of each task used in the end, in percent of their number."""
+    percents = [[[100 * n / sum(row) for n in row] for row in result["matching_confusion"]] for result in results]
+    names = _task_names(results[0]["tasks"])
+    title = "; ".join([f"{label(results[0])}: which task's E-Prompt is selected (%)", *explained([len(results)])])
+    return Grid(
+        title,
+        "task whose E-Prompt is selected",
+        "task of the image",
+        _numbered(len(names)),
+        names,
+        np.mean(percents, axis=0).tolist(),
+        "share (%)",
+        spread=np.std(percents, axis=0, ddof=1).tolist() if len(results) > 1 else None,
+    )
+
+
+def key_grid(keys: np.ndarray, names: Sequence[str]) -> Grid:
+    """Return the cosine similarity of every pair of task keys, (tasks, dim)."""
+    unit = keys / np.linalg.norm(keys, axis=1, keepdims=True).clip(1e-12)
+    return Grid(
+        "similarity of task keys",
+        "key of task",
+        "task",
+        _numbered(len(keys)),
+        _task_names(names),
+        (unit @ unit.T).tolist(),
+        "cosine",
+        low=-1,
+        high=1,
+        digits=2,
+        colours="RdBu_r",
+    )
+
+
+def _task_names(names: Sequence[str]) -> list[str]:
+    return [name if name == f"task {i}" else f"{i} {name}" for i, name in enumerate(names, start=1)]
+
+
+def curves(results: Sequence[Result]) -> tuple[Lines, Lines]:
+    """Return A_t and F_t over the tasks, a line a method with the deviation over its seeds."""
+    found = []
+    for key, name in (("average_accuracy", "average accuracy A (%)"), ("forgetting", "forgetting F (%)")):
+        lines = []
+        for method, group in by_method(results).items():
+            values = np.array([over_tasks(result["accuracy_matrix"])[key] for result in group])
+            tasks = list(map(float, range(1, values.shape[1] + 1)))
+            spread = values.std(axis=0, ddof=1).tolist() if len(group) > 1 else None
+            lines.append(Line(method, tasks, values.mean(axis=0).tolist(), spread))
+        bars = explained(len(group) for group in by_method(results).values())
+        found.append(Lines("; ".join([name.rsplit(" ", 2)[0], *bars]), "tasks learned", name, lines))
+    return found[0], found[1]

@@ -1,0 +1,319 @@
+"""What a picture is: plain data that is drawn with matplotlib straight to a file, and kept as CSV and JSON."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from dualprompt.files import atomic, write_text
+from dualprompt.report.sheet import as_csv
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+LONGEST_NAME = 1000  # letters; a figure grows with its names
+COLOUR_MAPS = ("YlGnBu", "RdBu_r")
+MARKERS = ("o", "x")
+CELLS = 25  # above so many rows or columns a cell has no room for its number
+INK, QUIET = "#1f2933", "#9aa5b1"
+COLOURS = ("#0b6e99", "#d9480f", "#2b8a3e", "#862e9c", "#b8860b", "#c2255c", "#5c940d", "#495057")
+STYLE = {
+    "svg.fonttype": "none",  # text stays text: small, searchable, sharp
+    "svg.hashsalt": "dualprompt",  # the same picture gives the same file
+    "font.family": ["sans-serif"],
+    "font.sans-serif": ["DejaVu Sans"],
+    "axes.labelsize": 10,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+}
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A heat map with the numbers in its cells."""
+
+    title: str
+    x: str
+    y: str
+    columns: list[str]
+    rows: list[str]
+    values: list[list[float | None]]  # row by row; None leaves a cell empty
+    unit: str = "accuracy (%)"
+    low: float | None = 0
+    high: float | None = 100
+    digits: int = 0
+    colours: str = "YlGnBu"
+    framed: list[list[int]] = field(default_factory=list)  # (row, column) of cells that stand out
+    spread: list[list[float | None]] | None = None  # what stands behind ± in each cell
+    kind: ClassVar[str] = "grid"
+
+    @property
+    def size(self) -> tuple[float, float]:
+        """Width and height in inches."""
+        names = 0.07 * max(map(len, self.rows))
+        return 1.5 + names + 0.56 * min(len(self.columns), CELLS), 1.5 + 0.42 * min(len(self.rows), CELLS)
+
+    def data(self) -> list[dict[str, Any]]:
+        """Return the numbers, a row for each cell."""
+        return [
+            {self.y: self.rows[i], self.x: self.columns[j], self.unit: value}
+            | ({} if self.spread is None else {"spread": self.spread[i][j]})
+            for i, values in enumerate(self.values)
+            for j, value in enumerate(values)
+            if value is not None
+        ]
+
+    def draw(self, ax: Axes) -> None:
+        """Draw the cells, and their numbers where there is room."""
+        values = np.array(self.values, dtype=float)
+        low = np.nanmin(values) if self.low is None else self.low
+        high = np.nanmax(values) if self.high is None else self.high
+        picture = ax.imshow(
+            values, cmap=self.colours, vmin=low, vmax=high, aspect="auto", interpolation="none", alpha=0.95
+        )
+        if max(values.shape) <= CELLS:
+            for (row, column), value in np.ndenumerate(values):
+                if np.isfinite(value):
+                    red, green, blue, _ = picture.to_rgba(value)
+                    dark = 0.3 * red + 0.6 * green + 0.1 * blue < 0.55
+                    colour = "white" if dark else INK
+                    around = None if self.spread is None else self.spread[row][column]
+                    lift = 0 if around is None else 0.14
+                    style: dict[str, Any] = {"ha": "center", "va": "center", "color": colour}
+                    ax.text(column, row - lift, f"{value:.{self.digits}f}", fontsize=8.5, **style)
+                    if around is not None:
+                        ax.text(column, row + 0.24, f"± {around:.{self.digits}f}", fontsize=6.5, **style)
+        else:
+            bar = ax.figure.colorbar(picture, ax=ax, label=self.unit, shrink=0.9)
+            if bar.solids is not None:
+                bar.solids.set_rasterized(True)  # 256 steps of colour are one picture, not 256 shapes
+        from matplotlib.patches import Rectangle
+
+        for row, column in self.framed:
+            ax.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor="#d9480f", linewidth=2.2))
+        for axis, names in ((ax.xaxis, self.columns), (ax.yaxis, self.rows)):
+            places = range(0, len(names), -(-len(names) // 20))
+            axis.set_ticks(list(places), [_shortened(names[i]) for i in places], parse_math=False)
+        for side in ax.spines.values():
+            side.set_visible(False)
+        ax.tick_params(length=0)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a picture, with bars of ± `spread` at its points where that is known."""
+
+    name: str
+    x: list[float]
+    y: list[float]
+    spread: list[float | None] | None = None
+    level: bool = False  # a dashed line over the whole width, for what does not depend on x
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Curves over numbers or over named places."""
+
+    title: str
+    x: str
+    y: str
+    lines: list[Line]
+    places: list[str] | None = None  # names of x = 0, 1, 2, …
+    mark_best: bool = False
+    joined: bool = True  # False: there is nothing between two places
+    whole: bool = True  # x counts something: ticks are the values themselves
+    size: ClassVar[tuple[float, float]] = (5.3, 3.4)
+    kind: ClassVar[str] = "lines"
+
+    def data(self) -> list[dict[str, Any]]:
+        """Return the numbers, a row for each point."""
+        names = self.places or []
+        return [
+            {
+                "line": line.name,
+                self.x: names[int(x)] if names else x,
+                self.y: y,
+                "spread": None if line.spread is None else line.spread[i],
+            }
+            for line in self.lines
+            for i, (x, y) in enumerate(zip(line.x, line.y, strict=True))
+        ]
+
+    def draw(self, ax: Axes) -> None:
+        """Draw the lines and their bars; those of several lines stand beside each other."""
+        for number, line in enumerate(self.lines):
+            colour = COLOURS[number % len(COLOURS)]
+            y, spread = np.array(line.y), None if line.spread is None else np.array(line.spread, dtype=float)
+            if line.level:
+                ax.axhline(line.y[0], color=colour, linestyle=(0, (5, 2)), linewidth=1.6, label=line.name)
+                if spread is not None:
+                    ax.axhspan(y[0] - spread[0], y[0] + spread[0], color=colour, alpha=0.12, linewidth=0)
+                continue
+            width = 1.6 if self.joined else 0
+            ax.plot(line.x, line.y, marker="o", markersize=4, linewidth=width, color=colour, label=line.name)
+            if spread is not None:
+                aside = min(0.05, 0.3 / len(self.lines)) * (number - (len(self.lines) - 1) / 2)
+                bars = {"ecolor": colour, "elinewidth": 1.0, "capsize": 2.5, "alpha": 0.8}
+                ax.errorbar(np.array(line.x) + aside, y, np.nan_to_num(spread), fmt="none", **bars)
+            best = int(y.argmax())
+            if self.mark_best and (y.round(2) == y[best].round(2)).sum() == 1:  # equals have no winner
+                ax.plot(line.x[best], y[best], marker="o", markersize=10, markerfacecolor="none", color=colour)
+        ticks = sorted({x for line in self.lines if not line.level for x in line.x})
+        if self.places:
+            ax.set_xticks(range(len(self.places)), self.places, rotation=35 if len(self.places) > 6 else 0, ha="center")
+        elif self.whole and ticks:
+            ax.set_xticks(ticks[:: -(-len(ticks) // 20)])
+        ax.grid(axis="y", color=QUIET, alpha=0.3)
+        if len(self.lines) > 1 or self.lines[0].name:
+            # Below, where there are lines that the search for a free corner does not see, or many.
+            below = any(line.level for line in self.lines) or len(self.lines) > 4
+            place = {"loc": "upper center", "bbox_to_anchor": (0.45, -0.2), "ncols": 3} if below else {}
+            legend = ax.legend(frameon=False, fontsize=8.5, **place)
+            for text in legend.get_texts():
+                text.set_parse_math(False)
+
+
+@dataclass(frozen=True)
+class Cloud:
+    """Points that belong together."""
+
+    name: str
+    x: list[float]
+    y: list[float]
+    colour: int
+    marker: str = "o"
+
+
+@dataclass(frozen=True)
+class Points:
+    """Points in a plane without units."""
+
+    title: str
+    clouds: list[Cloud]
+    size: ClassVar[tuple[float, float]] = (6.4, 4.4)
+    kind: ClassVar[str] = "points"
+
+    def data(self) -> list[dict[str, Any]]:
+        """Return the points."""
+        return [
+            {"group": cloud.name, "x": x, "y": y}
+            for cloud in self.clouds
+            for x, y in zip(cloud.x, cloud.y, strict=True)
+        ]
+
+    def draw(self, ax: Axes) -> None:
+        """Draw the points, a colour and marker for each group."""
+        import matplotlib
+
+        shades = matplotlib.colormaps["tab10" if max(cloud.colour for cloud in self.clouds) < 10 else "turbo"]
+        most = max(cloud.colour for cloud in self.clouds) or 1
+        for cloud in self.clouds:
+            colour = shades(cloud.colour if most < 10 else cloud.colour / most)
+            ax.plot(cloud.x, cloud.y, cloud.marker, color=colour, markersize=3.6, markeredgewidth=0.8, label=cloud.name)
+        ax.set_xticks([])
+        ax.set_yticks([])
+        for side in ax.spines.values():
+            side.set_color(QUIET)
+            side.set_visible(True)
+        if len(self.clouds) <= 24:
+            columns = 1 if len(self.clouds) <= 12 else 2
+            ax.legend(
+                frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), ncols=columns,
+                handletextpad=0.2, columnspacing=0.8,
+            )  # fmt: skip
+
+
+Picture = Grid | Lines | Points
+
+
+def whole(picture: Picture) -> Picture:
+    """Return a picture that can be drawn; a ValueError says why one cannot."""
+    for name in (picture.title, *_names_in(picture)):
+        if len(name) > LONGEST_NAME:
+            raise ValueError(f"a name has more than {LONGEST_NAME} letters")
+    if isinstance(picture, Grid):
+        shape = len(picture.rows), len(picture.columns)
+        for values in (picture.values, *([] if picture.spread is None else [picture.spread])):
+            if not all(shape) or (len(values), *{len(row) for row in values}) != shape:
+                raise ValueError("a grid has a number for each row and column")
+        if not 0 <= picture.digits <= 6 or picture.colours not in COLOUR_MAPS:
+            raise ValueError(f"a grid has 0 to 6 digits, and the colours {' or '.join(COLOUR_MAPS)}")
+        if any(len(cell) != 2 or not (0 <= cell[0] < shape[0] and 0 <= cell[1] < shape[1]) for cell in picture.framed):
+            raise ValueError("a framed cell is a row and a column of its grid")
+        return picture
+    parts = picture.lines if isinstance(picture, Lines) else picture.clouds
+    if not parts or any(not part.x or len(part.x) != len(part.y) for part in parts):
+        raise ValueError("a line or cloud has points, each with an x and a y")
+    if isinstance(picture, Lines):
+        if any(line.spread is not None and len(line.spread) != len(line.x) for line in picture.lines):
+            raise ValueError("a line's spread is that of its points")
+        last = None if picture.places is None else len(picture.places)
+        if last is not None and any(not 0 <= x < last for line in picture.lines for x in line.x):
+            raise ValueError("a point lies at one of its picture's places")
+    elif any(cloud.marker not in MARKERS or not 0 <= cloud.colour < 10**6 for cloud in picture.clouds):
+        raise ValueError(f"a cloud has a colour, and the marker {' or '.join(MARKERS)}")
+    return picture
+
+
+def _names_in(picture: Picture) -> list[str]:
+    if isinstance(picture, Grid):
+        return [picture.x, picture.y, picture.unit, *picture.rows, *picture.columns]
+    if isinstance(picture, Lines):
+        return [picture.x, picture.y, *(line.name for line in picture.lines), *(picture.places or ())]
+    return [cloud.name for cloud in picture.clouds]
+
+
+def as_plain(picture: Picture) -> dict[str, Any]:
+    """Return a picture as JSON keeps it."""
+    return {"kind": picture.kind, **asdict(picture)}
+
+
+def save(path: Path, *pictures: Picture) -> Path:
+    """Draw pictures side by side to a file whose suffix says its format."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    width, height = sum(p.size[0] for p in pictures), max(p.size[1] for p in pictures)
+    with matplotlib.rc_context(STYLE):  # pyright: ignore[reportArgumentType]
+        figure = Figure(figsize=(width, height), layout="constrained", dpi=120)
+        for ax, picture in zip(figure.subplots(1, len(pictures), squeeze=False)[0], pictures, strict=True):
+            ax.tick_params(labelsize=9)
+            for side in ("top", "right"):
+                ax.spines[side].set_visible(False)
+            picture.draw(ax)
+            if not isinstance(picture, Points):
+                ax.set_xlabel(picture.x, parse_math=False)
+                ax.set_ylabel(picture.y, parse_math=False)
+            room = 7 if isinstance(picture, Points) else 12  # letters an inch; beside points stands a legend
+            title = textwrap.fill(picture.title, int(room * picture.size[0]))
+            ax.set_title(title, fontsize=10, parse_math=False)
+        form = path.suffix.removeprefix(".")
+        with atomic(path) as partial:
+            figure.savefig(partial, format=form, metadata={"Date": None} if form == "svg" else None)
+            if form == "svg":
+                partial.write_text(_smaller(partial.read_text(encoding="utf-8")), encoding="utf-8")
+    return path
+
+
+def save_with_data(folder: Path, name: str, picture: Picture) -> Path:
+    """Draw a picture as `NAME.svg` and write its numbers to `NAME.csv`; return the drawing."""
+    write_text(folder / f"{name}.csv", as_csv(picture.data()))
+    return save(folder / f"{name}.svg", picture)
+
+
+def _smaller(svg: str) -> str:
+    """Drop from an SVG what no viewer needs: metadata, comments, and digits far below a pixel."""
+    svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"(?<=\d\.\d\d)\d+(?=[ \"\n,)])", "", svg)
+    return re.sub(r"\n\s*", "\n", svg)
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= 24 else f"{name[:23]}…"

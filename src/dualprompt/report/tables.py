@@ -1,0 +1,165 @@
+"""Results as tables: for the terminal, as plain text, CSV and JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.measure import Measurement
+from rich.table import Table
+
+from dualprompt.metrics import mean_and_deviation
+from dualprompt.report.sheet import Column, Sheet, as_rich
+
+Result = dict[str, Any]
+ABSENT = "–"
+METRICS = (
+    ("average_accuracy", "A (%)"),
+    ("forgetting", "F (%)"),
+    ("matching_accuracy", "matching (%)"),
+    ("image_weighted_accuracy", "image-weighted A (%)"),
+    ("mean_over_steps", "mean over steps (%)"),
+    ("backward_transfer", "BWT"),
+)
+
+
+def label(result: Result) -> str:
+    """Return what tables call a result: its line of a comparison, or method, and how it selects unless by `query`.
+
+    Whoever sets results of one method side by side gives them a `label` to tell them apart.
+    """
+    if "label" in result:
+        return result["label"]
+    name, selection = result.get("line", result["method"]), result.get("selection")
+    return name if selection in (None, "query") else f"{name} ({selection})"
+
+
+def by_method(results: Sequence[Result]) -> dict[str, list[Result]]:
+    """Group results by method and selection, in the order of first appearance."""
+    groups: dict[str, list[Result]] = {}
+    for result in results:
+        groups.setdefault(label(result), []).append(result)
+    return groups
+
+
+def headline_sheet(results: Sequence[Result]) -> Sheet:
+    """Return one row a method: each metric as mean ± standard deviation over seeds, and what was trained.
+
+    BWT has a column only where it says more than F.
+    """
+    first = results[0]
+    backbone = Path(first["backbone"]).name if Path(first["backbone"]).is_absolute() else first["backbone"]
+    repeats = all(round(result["backward_transfer"] + result["forgetting"], 2) == 0 for result in results)
+    shown = [each for each in METRICS if each[0] != "backward_transfer" or not repeats]
+    metrics = [Column(heading, lesser=number >= 3) for number, (_, heading) in enumerate(shown)]
+    trained = [Column(heading, lesser=True) for heading in ("trained", "MB", "% of backbone")]
+    rows = []
+    for name, group in by_method(results).items():
+        count = group[0]["parameters"]
+        sizes = (f"{count['trained']:,}", f"{count['mb']:.2f}", f"{count['percent_of_backbone']:.2f}")
+        rows.append((name, str(len(group)), *(_mean(group, key) for key, _ in shown), *sizes))
+    remarks = explained(len(group) for group in by_method(results).values())
+    if not repeats:
+        remarks.append("BWT is −F but where the accuracy on a task rose after it was learned and fell again")
+    if any(result.get("selection") == "batch_vote" for result in results):
+        remarks.append("batch_vote leaks the task when a test batch holds one task")
+    if first["skipped_images"]:
+        remarks.append(f"{first['skipped_images']} unreadable images were left out")
+    return Sheet(
+        f"{first['benchmark']}, {backbone}, recipe {first['recipe']}",
+        (Column("method", right=False), Column("seeds"), *metrics, *trained),
+        (tuple(rows),),
+        tuple(remarks),
+    )
+
+
+def headline(results: Sequence[Result], brief: bool = False) -> Table:
+    """Return the headline for the terminal; `brief` leaves out all but A, F and matching accuracy."""
+    table = as_rich(headline_sheet(results), brief)
+    table.min_width = len(str(table.title))
+    return table
+
+
+def _mean(group: Sequence[Result], key: str) -> str:
+    return over_seeds([result[key] for result in group])
+
+
+def over_seeds(values: Sequence[float | None]) -> str:
+    """Return mean ± standard deviation of the numbers that there are; a single one stands alone."""
+    numbers = [value for value in values if value is not None]
+    if not numbers:
+        return ABSENT
+    return plus_minus(*mean_and_deviation(numbers)) if len(numbers) > 1 else f"{numbers[0]:.2f}"
+
+
+def explained(seeds: Iterable[int]) -> list[str]:
+    """Return the line that says what ± is, from the numbers of seeds of a table's rows; none where there is no ±."""
+    counts = sorted(set(seeds) - {0})
+    if not counts or counts[-1] == 1:
+        return []
+    if len(counts) == 1:
+        return [f"± is the standard deviation over {counts[0]} seeds"]
+    single = "; a single seed has none" if counts[0] == 1 else ""
+    return [f"± is the standard deviation over seeds, {counts[0]} to {counts[-1]} a row{single}"]
+
+
+def plus_minus(mean: float, deviation: float) -> str:
+    """Return how tables write a mean and its standard deviation."""
+    return f"{mean:.2f} ± {deviation:.2f}"
+
+
+def accuracy_matrix(result: Result) -> Table:
+    """Return S: a row after each task, a column a task, in percent."""
+    matrix = result["accuracy_matrix"]
+    title = f"accuracy matrix of {label(result)}, seed {result['seed']} (%)"
+    table = Table(title=title, min_width=len(title))
+    table.add_column("after task")
+    for task in range(len(matrix)):
+        table.add_column(f"task {task + 1}", justify="right")
+    for t, row in enumerate(matrix):
+        name = result["tasks"][t]
+        place = f"{t + 1}" if name == f"task {t + 1}" else f"{t + 1} {name}"
+        table.add_row(escape(place), *(f"{value:.1f}" for value in row), *[""] * (len(matrix) - len(row)))
+    return table
+
+
+def headline_csv(results: Sequence[Result]) -> str:
+    """Return one line a run, in full precision."""
+    out = io.StringIO()
+    keys = [key for key, _ in METRICS]
+    writer = csv.writer(out)
+    writer.writerow(["method", "selection", "benchmark", "backbone", "recipe", "seed", *keys, "trained_parameters"])
+    for r in results:
+        about = [r[key] for key in ("selection", "benchmark", "backbone", "recipe", "seed")]
+        writer.writerow([r.get("line", r["method"]), *about, *(r[key] for key in keys), r["parameters"]["trained"]])
+    return out.getvalue()
+
+
+def matrix_csv(result: Result) -> str:
+    """Return the accuracy matrix, in full precision."""
+    out = io.StringIO()
+    writer = csv.writer(out)
+    matrix = result["accuracy_matrix"]
+    writer.writerow(["after_task", *(f"task_{task + 1}" for task in range(len(matrix)))])
+    writer.writerows([t + 1, *row] for t, row in enumerate(matrix))
+    return out.getvalue()
+
+
+def wide(*tables: Table) -> int:
+    """Return a width at which no cell of the tables is cut or wrapped."""
+    unbounded = Console(width=100_000).options
+    return max([80, *(Measurement.get(Console(width=100_000), unbounded, table).maximum for table in tables)])
+
+
+def text(*tables: Table) -> str:
+    """Return tables as plain text, as wide as they need to be."""
+    console = Console(file=io.StringIO(), width=wide(*tables), color_system=None)
+    for table in tables:
+        console.print(table)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
