@@ -18,6 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from dualprompt.errors import DualPromptError
 from dualprompt.run.folder import Run
 from sandbox import HEADER, VIT, World, call, contents, interrupted, make_world, remains, shell, write_weights
 
