@@ -21,6 +21,7 @@ from dualprompt.registry import Registry
 
 Selection = Literal["query", "batch_vote", "oracle"]
 Grid = dict[str, tuple[Any, ...]]  # dotted option of a run → values to try
+Policy = Literal["reservoir", "balanced", "herding"]
 Defaults = Mapping[str, Any]  # as below `methods:` of a preset: options, and training values under `train`
 
 
@@ -45,6 +46,8 @@ class TaskView:
     batches: Callable[[], Iterator[Batch]]  # all training images in the test view, in the same order
     # Images of this task and of old ones, in the test view, that no phase has ever trained on: see BufferPlan.reserve.
     reserved: Callable[[], Iterator[Batch]] = lambda: iter(())
+    # Images of this task, in the test view, that no phase of it trains on: see Method.hold_out.
+    held_out: Callable[[], Iterator[Batch]] = lambda: iter(())
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,7 @@ class Phase:
     name: str = "learn"
     data: Literal["task", "task+buffer", "buffer", "everything"] = "task"  # everything: for the upper bound only
     balanced: bool = False  # draw every class equally often
+    cut: bool = False  # leave every class as many images, drawn once for the phase, as the rarest has
     epochs: int | None = None  # None: as many as the recipe says
     epochs_factor: int = 1  # so many times as many
     cycles: int = 1  # cosines of the schedule, each twice as long as the one before (SGDR)
@@ -69,7 +73,7 @@ class BufferPlan:
     """How a rehearsal method wants images of old tasks kept. A rehearsal-free method has no plan, and no buffer."""
 
     size: int  # images
-    policy: Literal["reservoir", "balanced"]
+    policy: Policy
     fill: Literal["before", "after"] = "after"  # a task's images are offered before it is learned, or after
     notes: bool = False  # whether the method's `note` of an image is kept with it
     # Whether some images of every class are set aside when their class comes, and never trained on in any task. The
@@ -201,6 +205,11 @@ class Method(Deriving, ABC):
         """How images of old tasks are kept; None for a rehearsal-free method, which then sees none."""
         return None
 
+    @property
+    def hold_out(self) -> float:
+        """The share of each class of a task that its phases do not train on, for a method that chooses by them."""
+        return 0.0
+
     def phases(self, task: TaskView) -> Sequence[Phase]:
         """Return the stretches of training of a task, in order; none for a method without gradient steps."""
         return (Phase(),)
@@ -211,6 +220,10 @@ class Method(Deriving, ABC):
     def note(self, batch: Batch) -> Tensor:
         """Return what is kept with each image that enters the buffer, (batch, columns); asked if the plan has notes."""
         raise TypeError(f"{type(self).__name__} plans a buffer with notes, so it must say what to note")
+
+    def represent(self, batch: Batch) -> Tensor:
+        """Return the features that herding compares images by, (batch, dim); asked if the plan's policy is that."""
+        raise TypeError(f"{type(self).__name__} plans a buffer that herds, so it must say by which features")
 
     @abstractmethod
     def begin_task(self, task: TaskView) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from pydantic import Field, field_validator
 from torch import nn
 
-from dualprompt.methods.base import Batch, BufferPlan, TaskView
+from dualprompt.methods.base import Batch, BufferPlan, Policy, TaskView
 from dualprompt.methods.finetune import FineTune, FineTuneConfig
 
 
@@ -28,7 +28,7 @@ class RehearsalConfig(FineTuneConfig):
 class Rehearsal(FineTune):
     """Fine-tuning with a buffer of old images."""
 
-    policy: ClassVar[Literal["reservoir", "balanced"]] = "reservoir"
+    policy: ClassVar[Policy] = "reservoir"
 
     @property
     def buffer(self) -> BufferPlan:

@@ -27,7 +27,7 @@ from dualprompt.training.loader import Loader
 from dualprompt.training.optimise import make_optimiser, set_rates
 from dualprompt.training.rehearsal import Rehearsal
 from dualprompt.training.result import final_result, task_line
-from dualprompt.training.select import select_subset, task_view
+from dualprompt.training.select import cut_to_rarest, hold_out, select_subset, task_view
 from dualprompt.training.setup import Setup
 from dualprompt.training.standing import Standing
 from dualprompt.training.steps import carried_out
@@ -117,7 +117,8 @@ class Loop:
     def learn(self, task: Task) -> None:
         """Train one task, phase after phase, evaluate all seen tasks, and keep both."""
         own, reserved = self.rehearsal.set_aside(task)
-        view = task_view(task, self.method, self.feed, reserved)
+        own, held_out = hold_out(own, self.method.hold_out, self.config.seed, task.index)
+        view = task_view(task, self.method, self.feed, reserved, held_out)
         self.method.begin_task(view)
         self.rehearsal.offer(task, "before")
         trained = Trained()
@@ -150,6 +151,7 @@ class Loop:
 
         held, old = self.rehearsal.held(), [each.train for each in self.setup.stream.tasks if each.index < task.index]
         subset = select_subset(self.method, phase, [*old, own], held)
+        subset = cut_to_rarest(subset, self.config.seed, task.index) if phase.cut else subset
         loader = Loader(self.feed, subset, task.index, phase, number, held, self.method.uses_frozen)
         epochs = phase.epochs_factor * (phase.epochs or self.config.train.epochs)
         self.standing.check_within(epochs, loader.steps)
