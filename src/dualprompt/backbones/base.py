@@ -77,6 +77,9 @@ class Backbone(nn.Module, ABC):
         """Go to training mode, unless it is frozen."""
         return super().train(mode and not self.frozen)
 
+    def zero_residuals(self) -> None:
+        """Let every residual block begin as the identity, where it has blocks that can: for training from scratch."""
+
     def rounded(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield, by name, the weights that are rounded when it computes in a lower precision: all of them."""
         return self.named_parameters()

@@ -154,6 +154,15 @@ class ResNet(Backbone):
     def _features(self, images: Tensor) -> Tensor:
         return self.maps(images)[-1].mean(dim=(2, 3))
 
+    @torch.no_grad()
+    def zero_residuals(self) -> None:
+        """Set the weight of each block's last BatchNorm to 0 (Goyal et al., 2017)."""
+        for module in self.modules():
+            if isinstance(module, BasicBlock):
+                module.bn2.weight.zero_()
+            elif isinstance(module, Bottleneck):
+                module.bn3.weight.zero_()
+
     def rounded(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield the convolutions' weights: BatchNorms stay in fp32, for their statistics are sums of small steps."""
         return ((name, weight) for name, weight in self.named_parameters() if weight.ndim == 4)

@@ -48,6 +48,8 @@ class TaskView:
     reserved: Callable[[], Iterator[Batch]] = lambda: iter(())
     # Images of this task, in the test view, that no phase of it trains on: see Method.hold_out.
     held_out: Callable[[], Iterator[Batch]] = lambda: iter(())
+    # The images that it is judged on, of all tasks so far: for nobody but who says that it peeks.
+    judged: Callable[[], Iterator[Batch]] = lambda: iter(())
 
 
 @dataclass(frozen=True)
@@ -252,6 +254,11 @@ class Method(Deriving, ABC):
         """The share of each class of a task that its phases do not train on, for a method that chooses by them."""
         return 0.0
 
+    @property
+    def peeks(self) -> bool:
+        """Whether it chooses by the images that it is judged on, as some released code does; no fair result."""
+        return False
+
     def phases(self, task: TaskView) -> Sequence[Phase]:
         """Return the stretches of training of a task, in order; none for a method without gradient steps."""
         return (Phase(),)
@@ -262,6 +269,9 @@ class Method(Deriving, ABC):
     def steps(self, phase: Phase) -> Sequence[Step]:
         """Return what is done with each batch of a phase, in order; asked once, after `begin_phase`."""
         return (Step(self.loss),)
+
+    def end_epoch(self, task: TaskView) -> None:
+        """Take note of the end of an epoch; the method is in training mode."""
 
     def note(self, batch: Batch) -> Tensor:
         """Return what is kept with each image that enters the buffer, (batch, columns); asked if the plan has notes."""
@@ -297,6 +307,10 @@ class Method(Deriving, ABC):
         """Return the number of trained numbers besides the classifier."""
         return 0
 
+    def measure(self) -> Backbone:
+        """Return the backbone that what was added is given a share of."""
+        return self.backbone
+
     def parameters_report(self) -> dict[str, Any]:
         """Return the counts of what was trained so far, and of what else is kept from task to task.
 
@@ -305,7 +319,7 @@ class Method(Deriving, ABC):
         state, parameters = self.state(), dict(self.named_parameters())
         trained = sum(value.numel() for name, value in state.items() if name in parameters)
         kept = [value for name, value in state.items() if name not in parameters]
-        backbone = sum(parameter.numel() for parameter in self.backbone.parameters())
+        backbone = sum(parameter.numel() for parameter in self.measure().parameters())
         sizes = sum(value.numel() for value in kept), sum(value.nbytes for value in kept)
         return Parameters(trained, self.additional(), backbone, *sizes).report()
 

@@ -13,7 +13,6 @@ from dualprompt.data.stream import Subset
 from dualprompt.methods.base import BufferPlan
 from dualprompt.seeds import derive
 
-
 Asked = Callable[[Subset], Tensor]  # what the method says of images, one row each
 
 
@@ -23,7 +22,8 @@ class Buffer:
     "reservoir" keeps every image of the stream so far with equal probability (Algorithm R). "balanced" is GDumb's
     greedy sampler: once the buffer is full, a class with fewer images takes a slot from the largest class. "herding"
     keeps as many of every class, the first ones of the order in which `herd` ranks them; the order in which they are
-    held is that ranking, so a class that must make room loses its last ones. With notes, what the method said of an image when its task ended stays with the image for as long as it is kept.
+    held is that ranking, so a class that must make room loses its last ones. With notes, what the method said of an
+    image when its task ended stays with the image for as long as it is kept.
 
     With a reserve, the buffer decides at a task's beginning which of its images are set aside, and keeps these apart:
     what was reserved once is never given out for training, and what was trained on is never reserved.

@@ -89,6 +89,7 @@ class PhaseWork:
     """A phase that is being trained: what a step works with."""
 
     phase: Phase
+    task: TaskView
     number: int
     epochs: int
     loader: Loader
@@ -118,7 +119,7 @@ class Loop:
         """Train one task, phase after phase, evaluate all seen tasks, and keep both."""
         own, reserved = self.rehearsal.set_aside(task)
         own, held_out = hold_out(own, self.method.hold_out, self.config.seed, task.index)
-        view = task_view(task, self.method, self.feed, reserved, held_out)
+        view = task_view(task, self.method, self.feed, reserved, held_out, self.setup.evaluated(task.index + 1))
         self.method.begin_task(view)
         self.rehearsal.offer(task, "before")
         trained = Trained()
@@ -158,7 +159,7 @@ class Loop:
         self.standing.check_within(epochs, loader.steps)
 
         ready, parameters = self._ready(steps, optimisers), list(self.method.trainable().values())
-        work = PhaseWork(phase, number, epochs, loader, ready, optimisers, parameters)
+        work = PhaseWork(phase, view, number, epochs, loader, ready, optimisers, parameters)
         step = carried_out(
             partial(self._step, work), self.fabric, self.config.train.batch_size, record=self.method.capturable
         )
@@ -232,6 +233,7 @@ class Loop:
 
     def _end_epoch(self, task: Task, epoch: int, work: PhaseWork, bar: Bar) -> None:
         """Read, check and log the mean loss; this is the only time an epoch that a value is read back."""
+        self.method.end_epoch(work.task)
         mean = float(self.loss) / work.loader.steps
         if not math.isfinite(mean):
             raise DualPromptError(

@@ -16,9 +16,24 @@ from dualprompt.training.feed import Feed
 
 
 def task_view(
-    task: Task, method: Method, feed: Feed, reserved: Subset | None, held_out: Subset | None = None
+    task: Task,
+    method: Method,
+    feed: Feed,
+    reserved: Subset | None,
+    held_out: Subset | None = None,
+    judged: Sequence[Subset] = (),
 ) -> TaskView:
-    """Return what a method may know of a task; no phase of any task trains on `reserved`, none of this on `held_out`."""
+    """Return what a method may know of a task.
+
+    Args:
+        task: the task.
+        method: who is told.
+        feed: what makes batches of its images.
+        reserved: images that no phase ever trains on.
+        held_out: images that no phase of this task trains on.
+        judged: images that the tasks so far are judged on, which are shown to nobody but a method that peeks.
+    """
+    shown = union(judged) if judged and method.peeks else None
     return TaskView(
         index=task.index,
         name=task.name,
@@ -30,6 +45,7 @@ def task_view(
         batches=partial(_batches, method, feed, task.train),
         reserved=partial(_batches, method, feed, reserved),
         held_out=partial(_batches, method, feed, held_out),
+        judged=partial(_batches, method, feed, shown),
     )
 
 
