@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from dualprompt.config import TrainConfig
 from dualprompt.data.stream import Subset, Task
 from dualprompt.errors import DualPromptError
 from dualprompt.methods.base import Phase, TaskView
@@ -24,7 +25,7 @@ from dualprompt.training.batch import BatchSpec
 from dualprompt.training.distributed import distribute, total
 from dualprompt.training.evaluate import Answers, Score, evaluate
 from dualprompt.training.loader import Loader
-from dualprompt.training.optimise import make_optimiser, set_rates
+from dualprompt.training.optimise import make_optimiser, recipe_of, set_rates
 from dualprompt.training.rehearsal import Rehearsal
 from dualprompt.training.result import final_result, task_line
 from dualprompt.training.select import select_subset, task_view
@@ -89,6 +90,7 @@ class PhaseWork:
     """A phase that is being trained: what a step works with."""
 
     phase: Phase
+    recipe: TrainConfig
     number: int
     epochs: int
     loader: Loader
@@ -145,7 +147,8 @@ class Loop:
         """
         self.method.begin_phase(phase, view)
         resumed = self.standing.restore_method()
-        optimiser = make_optimiser(self.method, self.config.train, phase.lr, self.fabric.device)
+        recipe = recipe_of(phase, self.config.train)
+        optimiser = make_optimiser(self.method, recipe, phase.lr, self.fabric.device)
         self.standing.restore_optimiser(optimiser, resumed)
 
         held, old = self.rehearsal.held(), [each.train for each in self.setup.stream.tasks if each.index < task.index]
@@ -155,7 +158,7 @@ class Loop:
         self.standing.check_within(epochs, loader.steps)
 
         loss_of, parameters = distribute(self.fabric, self.method), list(self.method.trainable().values())
-        work = PhaseWork(phase, number, epochs, loader, optimiser, loss_of, parameters)
+        work = PhaseWork(phase, recipe, number, epochs, loader, optimiser, loss_of, parameters)
         step = carried_out(
             partial(self._step, work), self.fabric, self.config.train.batch_size, record=self.method.capturable
         )
@@ -181,7 +184,7 @@ class Loop:
         start = position.step if epoch == position.epoch else 0
         for number, batch in enumerate(work.loader.epoch(epoch, start), start=start):
             done = (epoch * count + number) / (work.epochs * count)
-            set_rates(work.optimiser, self.config.train, done, work.phase.cycles)
+            set_rates(work.optimiser, work.recipe, done, work.phase.cycles, work.epochs)
             step(batch.spec)
             images += batch.images
             bar.advance(batch.images * self.fabric.world_size)
