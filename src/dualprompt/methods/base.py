@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
@@ -17,6 +17,7 @@ from dualprompt.config import METHODS as REGISTRY
 from dualprompt.config import Strict, parse
 from dualprompt.derived import Deriving
 from dualprompt.errors import DualPromptError, nearest
+from dualprompt.recipe import Augment
 from dualprompt.registry import Registry
 
 Selection = Literal["query", "batch_vote", "oracle"]
@@ -66,7 +67,9 @@ class Phase:
     lr: float | None = None  # learning rate; None: the recipe's
     replay: int = 0  # batches from the buffer that come with every step
     views: int = 1  # 2: each image comes in two independently augmented views
-    augment: Literal["random_resized_crop"] | None = None  # None: as the recipe says
+    # Values of optimiser and schedule that are the phase's own, as under `train`: {"milestones": (15,)}.
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    augment: Augment | None = None  # None: as the recipe says
     noise: int = 0  # uniform random numbers that come with each image
 
 

@@ -45,9 +45,7 @@ class RPSNetConfig(MethodConfig):
         default=1, ge=1, le=64, description="P, paths that are trained; a tenth of the task's images chooses among them"
     )
     temperature: float = Field(default=2.0, gt=0, description="T of the distillation")
-    controller: float = Field(
-        default=2.5, ge=0, description="φ = controller · (t − 2) from the fourth task on, before 1"
-    )
+    controller: float = Field(default=2.5, ge=0, description="φ = controller · (t − 2) from task t = 3 on, 1 before")
     parity: bool = Field(
         default=False,
         description="as released: the teacher has the untrained modules too, statistics of frozen ones drift, "

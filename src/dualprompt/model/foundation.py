@@ -111,6 +111,8 @@ def build(values: dict[str, Any], backbone: str, input_size: int | None, device:
         interpolation=info.interpolation,
         test="resize",
         augment=config.train.augment,
+        rotation=config.train.rotation,
+        jitter=config.train.jitter,
     )
     return Foundation(config, options, info, found, dtype, backbones, view)
 

@@ -133,7 +133,7 @@ class Loader:
         shapes = subset.images.shapes[subset.indices[rows]]
         draws = [self.view.draw(shapes, generator) for _ in range(self.phase.views)]
         fixed = Crop(self.view.fixed_boxes(shapes[part])) if any(drawn is None for drawn in draws) else Crop()
-        crops = tuple(fixed if drawn is None else Crop(drawn[0][part], drawn[1][part]) for drawn in draws)
+        crops = tuple(fixed if drawn is None else Crop.of(drawn, part) for drawn in draws)
         mine = rows[part]
         look = Look(subset.indices[mine], shapes[part], crops)
         if self.feed.fabric.device.type == "cuda" and self.feed.resident(subset.images) is None:

@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from dualprompt.config import TrainConfig
 from dualprompt.data.stream import Subset, Task
 from dualprompt.errors import DualPromptError
 from dualprompt.methods.base import Phase, Step, TaskView
@@ -24,7 +25,7 @@ from dualprompt.training.batch import BatchSpec
 from dualprompt.training.distributed import distribute, total
 from dualprompt.training.evaluate import Answers, Score, evaluate
 from dualprompt.training.loader import Loader
-from dualprompt.training.optimise import ReadyStep, make_optimisers, set_rates
+from dualprompt.training.optimise import ReadyStep, make_optimisers, recipe_of, set_rates
 from dualprompt.training.rehearsal import Rehearsal
 from dualprompt.training.result import final_result, task_line
 from dualprompt.training.select import cut_to_rarest, hold_out, select_subset, task_view
@@ -90,6 +91,7 @@ class PhaseWork:
 
     phase: Phase
     task: TaskView
+    recipe: TrainConfig
     number: int
     epochs: int
     loader: Loader
@@ -147,8 +149,8 @@ class Loop:
         """
         self.method.begin_phase(phase, view)
         resumed = self.standing.restore_method()
-        steps = self.method.steps(phase)
-        optimisers = make_optimisers(self.method, steps, self.config.train, phase.lr, self.fabric.device)
+        steps, recipe = self.method.steps(phase), recipe_of(phase, self.config.train)
+        optimisers = make_optimisers(self.method, steps, recipe, phase.lr, self.fabric.device)
         self.standing.restore_optimisers(optimisers, resumed)
 
         held, old = self.rehearsal.held(), [each.train for each in self.setup.stream.tasks if each.index < task.index]
@@ -159,7 +161,7 @@ class Loop:
         self.standing.check_within(epochs, loader.steps)
 
         ready, parameters = self._ready(steps, optimisers), list(self.method.trainable().values())
-        work = PhaseWork(phase, view, number, epochs, loader, ready, optimisers, parameters)
+        work = PhaseWork(phase, view, recipe, number, epochs, loader, ready, optimisers, parameters)
         step = carried_out(
             partial(self._step, work), self.fabric, self.config.train.batch_size, record=self.method.capturable
         )
@@ -201,7 +203,7 @@ class Loop:
         for number, batch in enumerate(work.loader.epoch(epoch, start), start=start):
             done = (epoch * count + number) / (work.epochs * count)
             for optimiser in work.optimisers.values():
-                set_rates(optimiser, self.config.train, done, work.phase.cycles)
+                set_rates(optimiser, work.recipe, done, work.phase.cycles, work.epochs)
             step(batch.spec)
             images += batch.images
             bar.advance(batch.images * self.fabric.world_size)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dualprompt.config import TrainConfig
-from dualprompt.methods.base import Batch, Method, Step
+from dualprompt.methods.base import Batch, Method, Phase, Step
 
 
 @dataclass(frozen=True)
@@ -82,24 +82,51 @@ def make_optimiser(
         for rate, named in alike.items()
     ]
     if config.optimiser == "sgd":
-        return torch.optim.SGD(groups, momentum=0.9, weight_decay=config.weight_decay, fused=on_gpu)
-    kind = torch.optim.AdamW if config.weight_decay else torch.optim.Adam
+        return torch.optim.SGD(
+            groups,
+            momentum=config.momentum,
+            nesterov=config.nesterov,
+            weight_decay=config.weight_decay,
+            fused=on_gpu,
+        )
+    kind = torch.optim.AdamW if config.weight_decay and config.decay == "decoupled" else torch.optim.Adam
     return kind(groups, betas=config.betas, weight_decay=config.weight_decay, fused=on_gpu, capturable=on_gpu)
 
 
-def set_rates(optimiser: Optimizer, config: TrainConfig, done: float, cycles: int = 1) -> None:
-    """Set the learning rates for a step, `done` of the phase being behind it.
+def set_rates(optimiser: Optimizer, config: TrainConfig, done: float, cycles: int = 1, epochs: int = 1) -> None:
+    """Set the learning rates for a step, `done` of the `epochs` of the phase being behind it.
 
     A cosine is run through `cycles` times, each time twice as long as before (SGDR, Loshchilov & Hutter, 2017).
     """
-    if config.schedule == "constant":
+    if config.schedule == "constant" and not config.warmup_epochs:
         return
-    if cycles > 1:
-        at = 1 + done * (2**cycles - 1)  # the cosines begin at 1, 2, 4, …
-        done = at / 2 ** math.floor(math.log2(at)) - 1
+    factor = _factor(config, done, cycles, epochs)
     for group in optimiser.param_groups:
-        rate = group["initial_lr"] * (1 + math.cos(math.pi * done)) / 2
+        rate = group["initial_lr"] * factor
         if isinstance(group["lr"], torch.Tensor):
             group["lr"].fill_(rate)  # in place: a recorded step reads this tensor
         else:
             group["lr"] = rate
+
+
+def _factor(config: TrainConfig, done: float, cycles: int, epochs: int) -> float:
+    """Return what the learning rates are multiplied by."""
+    epoch, warmup = done * epochs, config.warmup_epochs
+    if epoch < warmup:
+        return epoch / warmup
+    if config.schedule == "constant":
+        return 1.0
+    if config.schedule == "steps":
+        # A fraction of epochs may miss a whole number by a rounding.
+        return config.gamma ** sum(epoch + 1e-9 >= milestone for milestone in config.milestones)
+    if warmup:
+        done = (epoch - warmup) / (epochs - warmup)
+    if cycles > 1:
+        at = 1 + done * (2**cycles - 1)  # the cosines begin at 1, 2, 4, …
+        done = at / 2 ** math.floor(math.log2(at)) - 1
+    return (1 + math.cos(math.pi * done)) / 2
+
+
+def recipe_of(phase: Phase, config: TrainConfig) -> TrainConfig:
+    """Return the recipe with what a phase says of optimiser and schedule above it."""
+    return TrainConfig.model_validate(config.model_dump() | dict(phase.recipe)) if phase.recipe else config
