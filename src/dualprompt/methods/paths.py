@@ -88,7 +88,7 @@ class PathNetwork(Backbone):
     def take(self, path: Tensor, generation: int, generator: torch.Generator | None = None) -> None:
         """Let a module of each layer be part of the network; those that are not there yet are made."""
         for layer, module in enumerate(path.tolist()):
-            if self.birth[layer, module] < 0:
+            if str(module) not in self.at(layer):
                 self._make(layer, module, generator)
                 self.birth[layer, module] = generation
 
