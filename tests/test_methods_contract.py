@@ -50,7 +50,7 @@ def test_answers_follow_weights_that_steps_changed_unseen(name: str) -> None:
     """A step that is replayed as a CUDA graph changes weights in place, and no line of `loss` is run."""
     images, labels = random_images(6), torch.arange(6) % 3
     method = make(name)
-    queries = method.backbone(images)
+    queries = method.backbones.frozen()(images)
     for index in range(2):
         view = task_view(index, queries=queries, images=images, labels=labels + 3 * index)
         method.begin_task(view)

@@ -26,7 +26,7 @@ from dualprompt.training.setup import prepare
 from helpers import subset_of, tiny_vit
 from sandbox import World
 
-REHEARSE = {"er", "der++", "gdumb", "bic", "co2l"}
+REHEARSE = {"er", "der++", "dynaer", "gdumb", "bic", "co2l", "rpsnet"}
 
 
 def make(name: str) -> Method:
