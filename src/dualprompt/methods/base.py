@@ -7,10 +7,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Generic, Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import TypeVar
 
 from dualprompt.backbones.base import Backbone, BackboneSource, factory_of
 from dualprompt.config import METHODS as REGISTRY
@@ -29,6 +30,10 @@ class MethodConfig(Strict):
 
     name: str
     training_logits: Literal["masked", "unmasked"] = "masked"
+
+
+# Options of a method; a method of narrower options is a method. Families have one of their own, with their own bound.
+C = TypeVar("C", bound=MethodConfig, covariant=True, default=MethodConfig)
 
 
 @dataclass(frozen=True)
@@ -184,10 +189,14 @@ class Parameters:
         }
 
 
-class Method(Deriving, ABC):
-    """Learns tasks one after another. Owns its parameters; the loop owns everything about training them."""
+class Method(Deriving, ABC, Generic[C]):
+    """Learns tasks one after another. Owns its parameters; the loop owns everything about training them.
 
-    Config: ClassVar[type[MethodConfig]]
+    It is generic over its options: `class Mine(Method[MineConfig])` says all that is to be said of them.
+    """
+
+    Config: ClassVar[type[MethodConfig]]  # the type argument, unless a class says otherwise
+    config: C
     summary: ClassVar[str]
     selections: ClassVar[tuple[Selection, ...]] = ()  # ways to pick an E-Prompt; empty if there is none to pick
     joint: ClassVar[bool] = False  # may train on every task's images at once: the upper bound, no continual learner
@@ -211,7 +220,14 @@ class Method(Deriving, ABC):
     # task's classes (None: they are the whole task's). What is not named here belongs to all tasks together.
     of_task: ClassVar[Mapping[str, int | None]] = {}
 
-    def __init__(self, config: MethodConfig, backbone: BackboneSource) -> None:
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        arguments = [each for base in cls.__dict__.get("__orig_bases__", ()) for each in get_args(base)]
+        named = [each for each in arguments if isinstance(each, type) and issubclass(each, MethodConfig)]
+        if named and "Config" not in cls.__dict__:
+            cls.Config = named[0]
+
+    def __init__(self, config: C, backbone: BackboneSource) -> None:
         super().__init__()
         self.config = config
         self.backbones = factory_of(backbone)  # for a method that holds several

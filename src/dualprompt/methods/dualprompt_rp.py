@@ -20,7 +20,6 @@ from dualprompt.methods.base import (
     METHODS,
     Batch,
     Grid,
-    MethodConfig,
     Prediction,
     Selection,
     TaskView,
@@ -59,10 +58,9 @@ class DualPromptRPConfig(ExpertsConfig):
 
 
 @METHODS.register("dualprompt-rp")
-class DualPromptRP(Experts):
+class DualPromptRP(Experts[DualPromptRPConfig]):
     """A shared prompt from the first task, an E-Prompt a task, and a projected head over each."""
 
-    Config = DualPromptRPConfig
     summary = "DualPrompt with projected heads solved in closed form (ours)"
     grid: ClassVar[Grid] = {"method.reads": ("class+patches", "class"), "train.lr": (0.01, 0.005)}
     selections = ("query", "batch_vote", "oracle")
@@ -74,10 +72,8 @@ class DualPromptRP(Experts):
         "task_head.weight": 0,
         "task_head.bias": 0,
     }
-    config: DualPromptRPConfig
 
-    def __init__(self, config: MethodConfig, backbone: BackboneSource) -> None:
-        assert isinstance(config, DualPromptRPConfig)
+    def __init__(self, config: DualPromptRPConfig, backbone: BackboneSource) -> None:
         super().__init__(config, backbone)
         self.shared_prompt = nn.Buffer(torch.zeros(self.bank.e_shape))  # the first task's E-Prompt, which stays
         self.by_shared = Projected(self.width, config.projection)

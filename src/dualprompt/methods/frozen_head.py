@@ -13,6 +13,7 @@ from dualprompt.backbones.base import BackboneSource
 from dualprompt.methods.base import (
     METHODS,
     Batch,
+    C,
     Grid,
     Method,
     MethodConfig,
@@ -31,7 +32,7 @@ class FrozenHeadConfig(MethodConfig):
 
 
 @METHODS.register("frozen-head")
-class FrozenHead(Method):
+class FrozenHead(Method[C]):
     """A linear classifier on the frozen class-token feature, trained task after task."""
 
     Config = FrozenHeadConfig
@@ -41,7 +42,7 @@ class FrozenHead(Method):
     of_task: ClassVar[Mapping[str, int | None]] = {"head.weight": 0, "head.bias": 0}
     head: GrowingHead
 
-    def __init__(self, config: MethodConfig, backbone: BackboneSource) -> None:
+    def __init__(self, config: C, backbone: BackboneSource) -> None:
         super().__init__(config, backbone)
         self.head = GrowingHead(self.backbone.dim)
 

@@ -8,9 +8,10 @@ from typing import ClassVar
 import torch
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import TypeVar
 
 from dualprompt.backbones.base import BackboneSource
-from dualprompt.methods.base import METHODS, Batch, Grid, MethodConfig, TaskView, below
+from dualprompt.methods.base import METHODS, Batch, Grid, TaskView, below
 from dualprompt.methods.closed_form import ClosedForm, ClosedFormConfig
 from dualprompt.methods.heads import GrowingHead
 from dualprompt.methods.statistics import Discriminant
@@ -25,8 +26,11 @@ class LDAConfig(ClosedFormConfig):
     )
 
 
+L = TypeVar("L", bound=LDAConfig, covariant=True, default=LDAConfig)
+
+
 @METHODS.register("lda")
-class LDA(ClosedForm):
+class LDA(ClosedForm[L]):
     """Classes are Gaussians of one covariance, all equally likely beforehand. The order of tasks does not matter."""
 
     Config = LDAConfig
@@ -34,8 +38,7 @@ class LDA(ClosedForm):
     grid: ClassVar[Grid] = {"method.shrinkage": (None, 0.001, 0.01, 0.1)}
     of_task: ClassVar[Mapping[str, int | None]] = {**ClosedForm.of_task, "discriminant.means": 0}
 
-    def __init__(self, config: MethodConfig, backbone: BackboneSource) -> None:
-        assert isinstance(config, LDAConfig)
+    def __init__(self, config: L, backbone: BackboneSource) -> None:
         super().__init__(config, backbone)
         dim = self.dimensions()
         self.head = GrowingHead(dim)
