@@ -24,6 +24,7 @@ from dualprompt.methods.base import (
     numbered,
 )
 from dualprompt.methods.heads import with_one
+from dualprompt.methods.ownership import OfTask
 from dualprompt.methods.prompted import Prompted
 from dualprompt.methods.ridge import Ridge
 from dualprompt.methods.statistics import ClassGaussians, GaussianMatching, KeyMatching, generator_for, realign
@@ -77,7 +78,7 @@ class DualPrompt(Prompted[DualPromptConfig]):
     summary = "G-Prompt, E-Prompts and task keys on a frozen backbone (the paper's method)"
     grid: ClassVar[Grid] = {"train.lr": (0.005, 0.0025), "method.init": ("uniform", "wide")}
     selections = ("query", "batch_vote", "oracle")
-    of_task: ClassVar[Mapping[str, int | None]] = {
+    of_task: ClassVar[OfTask] = {
         **Prompted.of_task,
         "bank.e_prompt": None,
         "bank.task_key": None,

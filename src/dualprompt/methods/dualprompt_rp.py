@@ -8,7 +8,6 @@ regressions are solved from sums over all tasks; no image is kept, and each imag
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import torch
@@ -28,6 +27,7 @@ from dualprompt.methods.base import (
 )
 from dualprompt.methods.experts import SHARPNESS, Experts, ExpertsConfig, Projected, settle
 from dualprompt.methods.heads import GrowingHead
+from dualprompt.methods.ownership import OfTask
 from dualprompt.methods.statistics import generator_for
 from dualprompt.prompts.bank import vote
 
@@ -64,7 +64,7 @@ class DualPromptRP(Experts[DualPromptRPConfig]):
     summary = "DualPrompt with projected heads solved in closed form (ours)"
     grid: ClassVar[Grid] = {"method.reads": ("class+patches", "class"), "train.lr": (0.01, 0.005)}
     selections = ("query", "batch_vote", "oracle")
-    of_task: ClassVar[Mapping[str, int | None]] = {
+    of_task: ClassVar[OfTask] = {
         **Experts.of_task,
         "bank.e_prompt": None,
         "by_shared.ridge.sums": 1,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -14,6 +13,7 @@ from dualprompt.backbones.base import BackboneSource
 from dualprompt.methods.base import METHODS, Batch, Grid, TaskView, below
 from dualprompt.methods.closed_form import ClosedForm, ClosedFormConfig
 from dualprompt.methods.heads import GrowingHead
+from dualprompt.methods.ownership import OfTask
 from dualprompt.methods.statistics import Discriminant
 
 
@@ -36,7 +36,7 @@ class LDA(ClosedForm[L]):
     Config = LDAConfig
     summary = "linear discriminant analysis of frozen features; no training"
     grid: ClassVar[Grid] = {"method.shrinkage": (None, 0.001, 0.01, 0.1)}
-    of_task: ClassVar[Mapping[str, int | None]] = {**ClosedForm.of_task, "discriminant.means": 0}
+    of_task: ClassVar[OfTask] = {**ClosedForm.of_task, "discriminant.means": 0}
 
     def __init__(self, config: L, backbone: BackboneSource) -> None:
         super().__init__(config, backbone)

@@ -6,7 +6,7 @@ prompts; without, the frozen features are those of every other method.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from dualprompt.backbones.base import BackboneSource, Prompts
 from dualprompt.methods.base import METHODS, Batch, Grid, Phase, Prediction, Selection, TaskView, below
 from dualprompt.methods.experts import SHARPNESS, Experts, ExpertsConfig, Projected, settle
+from dualprompt.methods.ownership import OfTask
 from dualprompt.methods.statistics import generator_for
 
 
@@ -36,7 +37,7 @@ class RanPAC(Experts[RanPACConfig]):
 
     summary = "random projection of frozen features and ridge regression; prompts from the first task as an option"
     grid: ClassVar[Grid] = {"method.projection": (2000, 1000, 500, 4000)}
-    of_task: ClassVar[Mapping[str, int | None]] = {**Experts.of_task, "projected.ridge.sums": 1}
+    of_task: ClassVar[OfTask] = {**Experts.of_task, "projected.ridge.sums": 1}
 
     def __init__(self, config: RanPACConfig, backbone: BackboneSource) -> None:
         super().__init__(config, backbone, prompted=config.first_session == "prompts")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -13,6 +12,7 @@ from dualprompt.backbones.base import BackboneSource
 from dualprompt.methods.base import METHODS, Grid, TaskView, below
 from dualprompt.methods.closed_form import ClosedForm, ClosedFormConfig
 from dualprompt.methods.heads import with_one
+from dualprompt.methods.ownership import OfTask
 from dualprompt.methods.ridge import Ridge
 from dualprompt.methods.statistics import generator_for
 
@@ -30,7 +30,7 @@ class RidgeHead(ClosedForm[RidgeHeadConfig]):
 
     summary = "ridge regression on frozen features; no training"
     grid: ClassVar[Grid] = {}
-    of_task: ClassVar[Mapping[str, int | None]] = {**ClosedForm.of_task, "ridge.sums": 1}
+    of_task: ClassVar[OfTask] = {**ClosedForm.of_task, "ridge.sums": 1}
 
     def __init__(self, config: RidgeHeadConfig, backbone: BackboneSource) -> None:
         super().__init__(config, backbone)
