@@ -63,7 +63,7 @@ class DynaERConfig(MethodConfig):
 
 
 @METHODS.register("dynaer")
-class DynaER(Method):
+class DynaER(Method[DynaERConfig]):
     """The classifier reads the features of every task's backbone side by side: the super-feature.
 
     A task trains its own backbone, which starts as a copy of the one before. An auxiliary head makes it tell the new
@@ -71,16 +71,14 @@ class DynaER(Method):
     balanced part of the images. The original's masks, which prune channels, were never released and are not here.
     """
 
-    Config = DynaERConfig
     summary = "a new backbone for every task beside frozen old ones; herded buffer, balanced classifier"
     grid: ClassVar[Grid] = {"train.lr": (0.1, 0.03), "method.auxiliary_weight": (1.0, 0.5)}
     defaults: ClassVar[Defaults] = {
         "train": {"optimiser": "sgd", "lr": 0.1, "lr_scale": "none", "weight_decay": 5e-4, "schedule": "cosine"}
     }
-    config: DynaERConfig
     first_newest = 0  # the newest task's first class
 
-    def __init__(self, config: MethodConfig, backbone: BackboneSource) -> None:
+    def __init__(self, config: DynaERConfig, backbone: BackboneSource) -> None:
         super().__init__(config, backbone)
         if self.config.zero_residuals and drawn_by_seed(self.backbone.name):
             self.backbone.zero_residuals()

@@ -61,25 +61,23 @@ class RPSNetConfig(MethodConfig):
 
 
 @METHODS.register("rpsnet")
-class RPSNet(FrozenHead):
+class RPSNet(FrozenHead[RPSNetConfig]):
     """A network of its own: the backbone gives the input's size, and what its additions are measured by.
 
     The first tasks train one module a layer. Every J tasks a path draws one module a layer, old ones among them; those
     that are new train, with the shortcuts and the head, and all that paths have ever taken are added up.
     """
 
-    Config = RPSNetConfig
     summary = "random paths through parallel modules, distillation; balanced buffer; a network of its own"
     grid: ClassVar[Grid] = {"train.lr": (0.001, 0.0003), "method.controller": (2.5, 1.0)}
     defaults: ClassVar[Defaults] = {
         "train": {"optimiser": "adam", "lr": 0.001, "lr_scale": "none", "schedule": "cosine"}
     }
-    config: RPSNetConfig
     backbone: PathNetwork
     teacher: tuple[PathNetwork, GrowingHead] | None = None  # the model before the task
     generation: int | None = None  # of the modules that are trained; None: between tasks
 
-    def __init__(self, config: MethodConfig, backbone: BackboneSource) -> None:
+    def __init__(self, config: RPSNetConfig, backbone: BackboneSource) -> None:
         super().__init__(config, backbone)
         self.reference, given = [self.backbones.outline()], self.backbone  # a list, so that it is no part of the method
         self.backbone = PathNetwork(self.config.width, self.config.modules, given.input_size).to(given.device)
