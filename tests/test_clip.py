@@ -30,15 +30,15 @@ class Watched(FineTuneSequential):
         with torch.no_grad():  # a head of zeros would leave the backbone without a gradient
             for parameter in self.head.parameters():
                 parameter.copy_(torch.randn(parameter.shape, generator=task.generator))
-        self.steps = 0
+        self.taken = 0
 
     def loss(self, batch: Batch) -> Tensor:
-        self.steps += 1
+        self.taken += 1
         self.before = {name: value.detach().clone() for name, value in self.trainable().items()}
         return super().loss(batch)
 
     def end_task(self, task: TaskView) -> None:
-        assert self.steps == 1
+        assert self.taken == 1
         if task.index == 0:
             self.moved = {name: self.before[name] - value.detach() for name, value in self.trainable().items()}
         super().end_task(task)

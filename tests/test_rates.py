@@ -16,7 +16,7 @@ from dualprompt.errors import DualPromptError
 from dualprompt.files import digest
 from dualprompt.methods.base import METHODS, Batch, Method, Phase, method_config
 from dualprompt.methods.finetune import FineTuneConfig, FineTuneSequential
-from dualprompt.run.checkpoint import Checkpoints, Position, restore_optimiser
+from dualprompt.run.checkpoint import Checkpoints, Position, restore_optimisers
 from dualprompt.run.identity import ADDED, CIRCUMSTANCES, digest_of_all
 from dualprompt.training.optimise import make_optimiser, recipe_of, set_rates
 from helpers import random_images, task_view, tiny_vit
@@ -256,16 +256,16 @@ def test_an_optimiser_in_groups_goes_on_where_it_was_saved(tmp_path: Path) -> No
     assert [name for group in optimiser.param_groups for name in group["param_names"]] != list(stopped.trainable())
     steps(stopped, optimiser, 0, 3)
     checkpoints = Checkpoints(tmp_path)
-    checkpoints.save_progress(Position(), stopped.state(), {}, optimiser, torch.zeros(()))
+    checkpoints.save_progress(Position(), stopped.state(), {}, {"": optimiser}, torch.zeros(()))
 
     _, work = checkpoints.last()
     assert work is not None
     for name, parameter in stopped.trainable().items():
-        assert torch.equal(work.optimiser[f"{name}/exp_avg"], optimiser.state[parameter]["exp_avg"]), name
+        assert torch.equal(work.optimisers[""][f"{name}/exp_avg"], optimiser.state[parameter]["exp_avg"]), name
     resumed = fresh()
     resumed.load_state(work.method)
     optimiser = make_optimiser(resumed, config)
-    restore_optimiser(optimiser, work.optimiser)
+    restore_optimisers({"": optimiser}, work.optimisers)
     steps(resumed, optimiser, 3, STEPS)
     for name, value in truth.state().items():
         assert torch.equal(resumed.state()[name], value), name

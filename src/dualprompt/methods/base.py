@@ -68,6 +68,40 @@ class Phase:
 
 
 @dataclass(frozen=True)
+class Step:
+    """One optimiser step of a batch: what is lowered, by moving which parameters, and how. Most methods have one."""
+
+    loss: Callable[[Batch], Tensor]
+    # What moves, of all that trains: names of parameters or of modules, or a question about a name. None: all of it.
+    parameters: tuple[str, ...] | Callable[[str], bool] | None = None
+    name: str = ""  # steps of one name share an optimiser, and so its momentum
+    optimiser: Literal["adam", "sgd"] | None = None  # None, here and below: as the recipe says
+    lr: float | None = None  # or as the phase says
+    betas: tuple[float, float] | None = None
+    weight_decay: float | None = None
+    clip: float | None = None
+    after: Callable[[], None] | None = None  # called after the optimiser, as for a moving average
+
+    def __post_init__(self) -> None:
+        if "/" in self.name:
+            raise ValueError(f"the name of a step has no slash, as '{self.name}' has: checkpoints name tensors by it")
+
+    def moves(self, name: str) -> bool:
+        """Return whether a parameter is moved, if it trains at all."""
+        if self.parameters is None:
+            return True
+        if callable(self.parameters):
+            return self.parameters(name)
+        return any(name == each or name.startswith(f"{each}.") for each in self.parameters)
+
+    @property
+    def own(self) -> dict[str, Any]:
+        """What it has of its own of the recipe's values."""
+        values = {key: getattr(self, key) for key in ("optimiser", "lr", "betas", "weight_decay", "clip")}
+        return {key: value for key, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True)
 class BufferPlan:
     """How a rehearsal method wants images of old tasks kept. A rehearsal-free method has no plan, and no buffer."""
 
@@ -120,6 +154,11 @@ class Prediction:
         None  # (batch,) cosine of the query and the nearest key or class mean of the task it matched
     )
 
+    def detached(self) -> Prediction:
+        """Return it without the graph that made it."""
+        others = (value if value is None else value.detach() for value in (self.selected, self.similarity))
+        return Prediction(self.logits.detach(), *others)
+
 
 @dataclass(frozen=True)
 class Parameters:
@@ -167,6 +206,9 @@ class Method(Deriving, ABC):
     compute_dtype: torch.dtype = torch.float32  # set by whoever carries the method out
     # Whether `loss` and `predict` only queue work on the device: no value is read back, no shape depends on one.
     capturable: ClassVar[bool] = True
+    # Whether `predict` takes gradients: on copies, for what it has learned must stay as it is. Its parameters may be
+    # frozen when it is asked.
+    predicts_with_gradients: ClassVar[bool] = False
 
     # Which tensors of the state come one a task, as `name.0`, `name.1`, …, and along which dimension they list the
     # task's classes (None: they are the whole task's). What is not named here belongs to all tasks together.
@@ -211,6 +253,10 @@ class Method(Deriving, ABC):
     def begin_phase(self, phase: Phase, task: TaskView) -> None:
         """Prepare for a phase: choose what trains. Called again when a run is resumed inside the phase."""
 
+    def steps(self, phase: Phase) -> Sequence[Step]:
+        """Return what is done with each batch of a phase, in order; asked once, after `begin_phase`."""
+        return (Step(self.loss),)
+
     def note(self, batch: Batch) -> Tensor:
         """Return what is kept with each image that enters the buffer, (batch, columns); asked if the plan has notes."""
         raise TypeError(f"{type(self).__name__} plans a buffer with notes, so it must say what to note")
@@ -229,6 +275,13 @@ class Method(Deriving, ABC):
     @abstractmethod
     def predict(self, batch: Batch, selection: Selection | None = None) -> Prediction:
         """Classify among all classes seen so far. Must not depend on what else is in the batch."""
+
+    def answer(self, batch: Batch, selection: Selection | None = None) -> Prediction:
+        """Return what `predict` says, with the gradients that it needs; the answer itself has none."""
+        if not self.predicts_with_gradients:
+            return self.predict(batch, selection)
+        with torch.enable_grad():
+            return self.predict(batch, selection).detached()
 
     def additional(self) -> int:
         """Return the number of trained numbers besides the classifier."""

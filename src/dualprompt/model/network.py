@@ -57,7 +57,7 @@ class Network(nn.Module):
         """Map (batch, side, side, 3) uint8 to logits (batch, classes), matched task (batch,), similarity (batch,)."""
         images = normalise(pixels.permute(0, 3, 1, 2).float() / 255, self.mean, self.std)
         shown = images.to(self.method.backbone.dtype)
-        found = self.method.predict(Batch(lambda: shown, torch.zeros_like(pixels[:, 0, 0, 0], dtype=torch.int64)))
+        found = self.method.answer(Batch(lambda: shown, torch.zeros_like(pixels[:, 0, 0, 0], dtype=torch.int64)))
         logits = found.logits.float()[:, self.columns].amax(dim=2)
         probability, best = logits.softmax(dim=1).max(dim=1)
         task = self.task_of[best] if found.selected is None else found.selected
