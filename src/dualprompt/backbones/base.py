@@ -104,6 +104,19 @@ class Backbone(nn.Module, ABC):
         return functional_call(self, shaped, (images.to(dtype),))
 
 
+class ConvolutionalBackbone(Backbone):
+    """A network of convolutions (`nn.Conv2d`, no bias) and BatchNorms (with `running_mean`), in stages."""
+
+    @property
+    @abstractmethod
+    def widths(self) -> tuple[int, ...]:
+        """Channels that leave each stage."""
+
+    @abstractmethod
+    def maps(self, images: Tensor) -> list[Tensor]:
+        """Return what leaves each stage, (batch, channels, height, width)."""
+
+
 Linear = Literal["q", "k", "v", "proj", "fc1", "fc2"]
 """The linear maps of a layer: queries, keys, values and output of the attention, and the two of the MLP."""
 

@@ -149,7 +149,7 @@ class Loop:
         """
         self.method.begin_phase(phase, view)
         resumed = self.standing.restore_method()
-        steps, recipe = self.method.steps(phase), recipe_of(phase, self.config.train)
+        recipe, steps = recipe_of(phase, self.config.train), self.method.steps(phase)
         optimisers = make_optimisers(self.method, steps, recipe, phase.lr, self.fabric.device)
         self.standing.restore_optimisers(optimisers, resumed)
 
@@ -160,7 +160,7 @@ class Loop:
         epochs = phase.epochs_factor * (phase.epochs or self.config.train.epochs)
         self.standing.check_within(epochs, loader.steps)
 
-        ready, parameters = self._ready(steps, optimisers), list(self.method.trainable().values())
+        ready, parameters = self._ready(steps, optimisers, recipe), list(self.method.trainable().values())
         work = PhaseWork(phase, view, recipe, number, epochs, loader, ready, optimisers, parameters)
         step = carried_out(
             partial(self._step, work), self.fabric, self.config.train.batch_size, record=self.method.capturable
@@ -172,10 +172,10 @@ class Loop:
         self.standing.move(phase=number + 1, epoch=0, step=0)
         return images
 
-    def _ready(self, steps: Sequence[Step], optimisers: dict[str, Optimizer]) -> list[ReadyStep]:
+    def _ready(self, steps: Sequence[Step], optimisers: dict[str, Optimizer], recipe: TrainConfig) -> list[ReadyStep]:
         """Return a method's steps with all that carrying them out takes."""
         losses = distribute(self.fabric, self.method, [step.loss for step in steps])
-        trainable, clip = self.method.trainable(), self.config.train.clip
+        trainable, clip = self.method.trainable(), recipe.clip
         return [
             ReadyStep(
                 loss_of,
