@@ -9,6 +9,7 @@ import torch
 from pydantic import Field, field_validator
 
 from dualprompt.backbones.base import BackboneSource
+from dualprompt.backbones.known import drawn_by_seed
 from dualprompt.methods.base import METHODS, Grid, Phase, TaskView
 from dualprompt.methods.finetune import FineTune, FineTuneConfig
 
@@ -18,6 +19,8 @@ class UpperBoundConfig(FineTuneConfig):
 
     name: str = "upper-bound"
     epochs_factor: int = Field(default=1, ge=1, le=1000, description="how many times the recipe's epochs it trains for")
+
+    zero_residuals: bool = Field(default=False, description="blocks of a network that is drawn begin as the identity")
 
     @field_validator("training_logits")
     @classmethod
@@ -42,6 +45,8 @@ class UpperBound(FineTune[UpperBoundConfig]):
 
     def __init__(self, config: UpperBoundConfig, backbone: BackboneSource) -> None:
         super().__init__(config, backbone)
+        if self.trains_backbone and config.zero_residuals and drawn_by_seed(self.backbone.name):
+            self.backbone.zero_residuals()
         weights = self.backbone.state_dict() if self.trains_backbone else {}
         self.pretrained = {name: value.clone() for name, value in weights.items()}
 

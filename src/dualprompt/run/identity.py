@@ -40,6 +40,7 @@ ADDED: dict[str, dict[str, Any]] = {
         "pool": "shared",
         "warmup_epochs": 0,
         "epochs_factor": 1,
+        "zero_residuals": False,
     },
 }
 
