@@ -21,8 +21,8 @@ RESNET18, RESNET152, VIT = "ResNet-18", "ResNet-152", "ViT"
 NO_WEIGHTS = "not run: it needs ImageNet weights, as --resnet152 FILE gives them"
 LAST, MEAN = "average_accuracy", "mean_over_steps"
 MIXED = (
-    "the paper's numbers mix two metrics: accuracy after the last task (ViT) and the mean over steps (RPSNet, DynaER and\n"
-    "the bound of ResNet-18, all three from other papers); after the last task RPSNet has 57.05 and DynaER 64.36;\n"
+    "the paper's numbers mix two metrics: accuracy after the last task (ViT) and the mean over steps (RPSNet, DynaER\n"
+    "and the bound of ResNet-18, all three from other papers); after the last task RPSNet has 57.05 and DynaER 64.36;\n"
     "which those of SupSup, DualNet and ResNet-152 are is not said"
 )
 LIKE = (
