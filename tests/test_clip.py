@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dualprompt.config import compose
 from dualprompt.methods.base import Batch, TaskView
-from dualprompt.methods.finetune import FineTuneSequential
+from dualprompt.methods.finetune import FineTuneConfig, FineTuneSequential
 from dualprompt.run.folder import Run
 from dualprompt.training import group
 from dualprompt.training.loop import train
@@ -51,7 +51,7 @@ def gradients(world: World, folder: Path, clip: float | None, head_lr: float | N
     overrides |= {"train.weight_decay": 0.0, "train.epochs": 1, "train.batch_size": 13, "benchmark.tasks": 3}
     config = group.plan([compose(str(world.preset), None, overrides)], baseline=False)[0].config
     setup = prepare(config)
-    method = Watched(setup.method.config, setup.method.backbone)
+    method = Watched(FineTuneConfig.model_validate(config.method), setup.method.backbone)
     run = Run.create(folder, config, setup.stream, setup.weights, setup.precision)
     train(replace(setup, method=method), run)
     rates = {name: head_lr if head_lr is not None and name.startswith("head.") else LR for name in method.moved}

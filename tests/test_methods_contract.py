@@ -32,6 +32,34 @@ def make(name: str) -> Method:
     return METHODS[name](method_config({"name": name}), tiny_vit(depth=12))
 
 
+class WarmConfig(FrozenHeadConfig):
+    """Options of a method in a test."""
+
+    warmth: float = 0.5
+
+
+class Warm(FrozenHead[WarmConfig]):
+    """Has said what its options are, once."""
+
+
+def test_options_are_found_from_the_type_argument() -> None:
+    assert Warm.Config is WarmConfig
+    assert Warm(WarmConfig(warmth=2.0), tiny_vit()).config.warmth == 2.0
+
+    class Warmer(Warm):
+        """Says nothing, and has those of its parent."""
+
+    class Other(FrozenHead[WarmConfig]):
+        """Says otherwise."""
+
+        Config = FrozenHeadConfig
+
+    assert (Warmer.Config, Other.Config) == (WarmConfig, FrozenHeadConfig)
+    assert {name: METHODS[name].Config.model_fields["name"].default for name in METHODS.names()} == {
+        name: name for name in METHODS.names()
+    }
+
+
 @pytest.mark.parametrize("name", METHODS.names())
 def test_a_selection_that_it_does_not_have_is_refused(name: str) -> None:
     method = make(name)

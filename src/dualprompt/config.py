@@ -22,7 +22,9 @@ LARGEST_INPUT = 1024  # pixels a side: 4096 patches of 16 × 16, whose attention
 
 
 # The methods, which fill it when it is first asked; `methods.base` knows what they are.
-METHODS: Registry[Any] = Registry("method", "dualprompt.methods")
+METHODS: Registry[Any] = Registry(
+    "method", "dualprompt.methods", group="dualprompt.methods", needs=("Config", "summary")
+)
 
 
 class Record(BaseModel):

@@ -7,16 +7,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Generic, Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import TypeVar
 
 from dualprompt.backbones.base import Backbone, BackboneSource, factory_of
 from dualprompt.config import METHODS as REGISTRY
 from dualprompt.config import Strict, parse
 from dualprompt.derived import Deriving
 from dualprompt.errors import DualPromptError, nearest
+from dualprompt.methods.counts import Parameters
 from dualprompt.recipe import Augment
 from dualprompt.registry import Registry
 
@@ -30,6 +32,10 @@ class MethodConfig(Strict):
 
     name: str
     training_logits: Literal["masked", "unmasked"] = "masked"
+
+
+# Options of a method; a method of narrower options is a method. Families have one of their own, with their own bound.
+C = TypeVar("C", bound=MethodConfig, covariant=True, default=MethodConfig)
 
 
 @dataclass(frozen=True)
@@ -59,12 +65,13 @@ class Phase:
     epochs_factor: int = 1  # so many times as many
     cycles: int = 1  # cosines of the schedule, each twice as long as the one before (SGDR)
     lr: float | None = None  # learning rate; None: the recipe's
-    replay: int = 0  # batches from the buffer that come with every step
+    replay: int = 0  # batches from the buffer that come with every step, as large as the step's
+    more_replay: tuple[int, ...] = ()  # further ones, of these sizes
     views: int = 1  # 2: each image comes in two independently augmented views
     # Values of optimiser and schedule that are the phase's own, as under `train`: {"milestones": (15,)}.
     recipe: Mapping[str, Any] = field(default_factory=dict)
     augment: Augment | None = None  # None: as the recipe says
-    noise: int = 0  # uniform random numbers that come with each image
+    noise: int = 0  # uniform random numbers that come with each image, replayed ones too
 
 
 @dataclass(frozen=True)
@@ -160,37 +167,14 @@ class Prediction:
         return Prediction(self.logits.detach(), *others)
 
 
-@dataclass(frozen=True)
-class Parameters:
-    """How many numbers a method trained, with and without the classifier that all have, and what else it keeps."""
+class Method(Deriving, ABC, Generic[C]):
+    """Learns tasks one after another. Owns its parameters; the loop owns everything about training them.
 
-    trained: int
-    additional: int
-    backbone: int
-    kept: int = 0  # statistics of old tasks and the like
-    kept_bytes: int = 0
+    It is generic over its options: `class Mine(Method[MineConfig])` says all that is to be said of them.
+    """
 
-    def report(self) -> dict[str, Any]:
-        """Return counts, megabytes (fp32, 10^6 bytes) and shares of the backbone."""
-
-        def row(count: int) -> dict[str, Any]:
-            return {"count": count, "mb": count * 4 / 1e6, "percent_of_backbone": 100 * count / self.backbone}
-
-        total = row(self.trained)
-        return {
-            "trained": total["count"],
-            "mb": total["mb"],
-            "percent_of_backbone": total["percent_of_backbone"],
-            "backbone": self.backbone,
-            "additional": row(self.additional),
-            "kept": {"count": self.kept, "mb": self.kept_bytes / 1e6},
-        }
-
-
-class Method(Deriving, ABC):
-    """Learns tasks one after another. Owns its parameters; the loop owns everything about training them."""
-
-    Config: ClassVar[type[MethodConfig]]
+    Config: ClassVar[type[MethodConfig]]  # the type argument, unless a class says otherwise
+    config: C
     summary: ClassVar[str]
     selections: ClassVar[tuple[Selection, ...]] = ()  # ways to pick an E-Prompt; empty if there is none to pick
     joint: ClassVar[bool] = False  # may train on every task's images at once: the upper bound, no continual learner
@@ -210,11 +194,14 @@ class Method(Deriving, ABC):
     # frozen when it is asked.
     predicts_with_gradients: ClassVar[bool] = False
 
-    # Which tensors of the state come one a task, as `name.0`, `name.1`, …, and along which dimension they list the
-    # task's classes (None: they are the whole task's). What is not named here belongs to all tasks together.
-    of_task: ClassVar[Mapping[str, int | None]] = {}
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        arguments = [each for base in cls.__dict__.get("__orig_bases__", ()) for each in get_args(base)]
+        named = [each for each in arguments if isinstance(each, type) and issubclass(each, MethodConfig)]
+        if named and "Config" not in cls.__dict__:
+            cls.Config = named[0]
 
-    def __init__(self, config: MethodConfig, backbone: BackboneSource) -> None:
+    def __init__(self, config: C, backbone: BackboneSource) -> None:
         super().__init__()
         self.config = config
         self.backbones = factory_of(backbone)  # for a method that holds several
@@ -315,6 +302,42 @@ class Method(Deriving, ABC):
     @abstractmethod
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Take over the result of `state()`, from any number of tasks."""
+
+    @property
+    def can_forget(self) -> bool:
+        """Whether it says what it keeps for a task: this and what follows are a method's own to answer."""
+        return type(self).forget is not Method.forget
+
+    def owned_by(self, task: int) -> dict[str, Tensor]:
+        """Return the tensors that are a task's alone, by their names in `state()`: the `task`-th of those known."""
+        raise self._keeps_no_account()
+
+    @property
+    def shares_prompts(self) -> bool:
+        """Whether it keeps nothing for a task alone but the classifier's rows."""
+        raise self._keeps_no_account()
+
+    def forget(self, task: int, classes: Sequence[int], places: Sequence[int] | None) -> None:
+        """Forget some classes of a task; what others predict stays as it is, bit for bit where that can be.
+
+        Args:
+            task: which of the tasks known it is, counted from 0; those after it move up if it goes.
+            classes: their columns in the logits, which stay, at zero, until `drop_classes`.
+            places: theirs among the classes that the task still has; None: it has no others, and goes.
+        """
+        raise self._keeps_no_account()
+
+    def drop_classes(self, classes: Sequence[int]) -> None:
+        """Take the columns of forgotten classes out of the logits: before another task is learned."""
+        raise self._keeps_no_account()
+
+    def refuse_misfits(self, sizes: Sequence[int], columns: int) -> None:
+        """Refuse with a ValueError to be a method of tasks with so many classes each, and of so many columns."""
+        raise self._keeps_no_account()
+
+    def _keeps_no_account(self) -> DualPromptError:
+        name = self.config.name
+        return DualPromptError(f"method '{name}' does not say what it keeps for a task, so it cannot forget one")
 
     def check_selection(self, selection: Selection | None) -> None:
         """Refuse a selection that this method does not have."""
