@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-LUMA = (0.299, 0.587, 0.114)  # what red, green and blue add to brightness
+SSL_DRAWS = 11  # numbers that a view of `ssl_view` takes
 
 
 def random_shifts(count: int, most: int, generator: torch.Generator) -> Tensor:
@@ -29,10 +29,10 @@ def jitter_of(chances: Tensor, most: tuple[float, float, float, float]) -> Tenso
 
     A factor lies between 1 − most, or 0, and 1 + most. The hue turns by at most that share of a circle.
     """
-    limits = torch.tensor(most, device=chances.device)
-    low = torch.cat([(1 - limits[:3]).clamp(min=0), -limits[3:]])
-    high = torch.cat([1 + limits[:3], limits[3:]])
-    return low + chances * (high - low)
+    low = (*(max(0.0, 1 - limit) for limit in most[:3]), -most[3])
+    high = (*(1 + limit for limit in most[:3]), most[3])
+    columns = zip(chances.unbind(dim=1), low, high, strict=True)
+    return torch.stack([least + chance * (largest - least) for chance, least, largest in columns], dim=1)
 
 
 def shift(images: Tensor, shifts: Tensor) -> Tensor:
@@ -69,7 +69,8 @@ def jitter(images: Tensor, factors: Tensor) -> Tensor:
 
 def grey(images: Tensor) -> Tensor:
     """Return the brightness of each pixel, (batch, 1, side, side)."""
-    return (images * images.new_tensor(LUMA)[:, None, None]).sum(dim=1, keepdim=True)
+    red, green, blue = images.unbind(dim=1)
+    return (0.299 * red + 0.587 * green + 0.114 * blue)[:, None]
 
 
 def blur(images: Tensor, sigma: Tensor) -> Tensor:
@@ -78,6 +79,24 @@ def blur(images: Tensor, sigma: Tensor) -> Tensor:
     squared = (place[:, None] - place).square() / (2 * sigma.to(images)[:, None, None].square())
     weights = (-squared).softmax(dim=2)[:, None]
     return weights @ images @ weights.mT
+
+
+def ssl_view(images: Tensor, chances: Tensor, blur_chance: float) -> Tensor:
+    """Return a view for self-supervision: shifted and mirrored; often jittered, at times grey or blurred.
+
+    `chances` (batch, SSL_DRAWS) are even in [0, 1).
+    """
+    side, most = images.shape[-1], images.shape[-1] // 8
+    place, flip, change, factors, fade, soften, width = chances.float().split([2, 1, 1, 4, 1, 1, 1], dim=1)
+
+    def where(chance: Tensor, below: float, changed: Tensor, images: Tensor) -> Tensor:
+        return torch.where((chance < below)[:, :, None, None], changed, images)
+
+    images = shift(images, (place * (2 * most + 1)).long() - most)
+    images = where(flip, 0.5, images.flip(3), images)
+    images = where(change, 0.8, jitter(images, jitter_of(factors, (0.4, 0.4, 0.2, 0.1))), images)
+    images = where(fade, 0.2, grey(images).expand(-1, 3, side, side), images)
+    return where(soften, blur_chance, blur(images, 0.1 + 1.9 * width[:, 0]), images)
 
 
 def _turn_hue(images: Tensor, turn: Tensor) -> Tensor:
@@ -89,7 +108,7 @@ def _turn_hue(images: Tensor, turn: Tensor) -> Tensor:
     sixth = torch.stack([(green - blue) / span, 2 + (blue - red) / span, 4 + (red - green) / span], dim=1)
     hue = sixth.gather(1, brightest[:, None])[:, 0] / 6 + turn
     # Each channel falls from the value to value − chroma over two sixths of the circle.
-    offsets = images.new_tensor([5.0, 3.0, 1.0])[:, None, None]
+    offsets = torch.arange(5, 0, -2, device=images.device)[:, None, None]
     position = (offsets + 6 * hue[:, None]) % 6
     fall = torch.minimum(position, 4 - position).clamp(0, 1)
     turned = value[:, None] - chroma[:, None] * fall

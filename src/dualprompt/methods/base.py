@@ -71,12 +71,13 @@ class Phase:
     epochs_factor: int = 1  # so many times as many
     cycles: int = 1  # cosines of the schedule, each twice as long as the one before (SGDR)
     lr: float | None = None  # learning rate; None: the recipe's
-    replay: int = 0  # batches from the buffer that come with every step
+    replay: int = 0  # batches from the buffer that come with every step, as large as the step's
+    more_replay: tuple[int, ...] = ()  # further ones, of these sizes
     views: int = 1  # 2: each image comes in two independently augmented views
     # Values of optimiser and schedule that are the phase's own, as under `train`: {"milestones": (15,)}.
     recipe: Mapping[str, Any] = field(default_factory=dict)
     augment: Augment | None = None  # None: as the recipe says
-    noise: int = 0  # uniform random numbers that come with each image
+    noise: int = 0  # uniform random numbers that come with each image, replayed ones too
 
 
 @dataclass(frozen=True)

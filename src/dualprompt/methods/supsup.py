@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import torch
@@ -52,24 +52,21 @@ class SupSupConfig(MethodConfig):
 
 
 @METHODS.register("supsup")
-class SupSup(Method):
+class SupSup(Method[SupSupConfig]):
     """Every convolution and the classifier has frozen signs; a task trains scores, and keeps the bits of the largest.
 
     The superposed network, in which an image looks for its task, has the mean of the learned tasks' statistics.
     """
 
-    Config = SupSupConfig
     summary = "a mask a task over a random frozen network; entropy gradients find the task"
     selections = ("query", "batch_vote", "oracle")
     grid: ClassVar[Grid] = {"train.lr": (0.001, 0.003), "method.sigma": (32.0, 8.0)}
     defaults: ClassVar[Defaults] = {
         "train": {"lr": 0.001, "lr_scale": "none", "schedule": "cosine", "weight_decay": 1e-4, "decay": "l2"},
     }
-    of_task: ClassVar[Mapping[str, int | None]] = {"masks": None, "mean": None, "variance": None}
     predicts_with_gradients = True
-    config: SupSupConfig
 
-    def __init__(self, config: MethodConfig, backbone: BackboneSource) -> None:
+    def __init__(self, config: SupSupConfig, backbone: BackboneSource) -> None:
         super().__init__(config, backbone)
         network = self.backbones.new()
         if not isinstance(network, ConvolutionalBackbone):
