@@ -42,9 +42,12 @@ class Backbones:
     resnet152: str | None = None  # ImageNet weights; None: there are none
 
     def of(self, group: str, method: str) -> str | None:
-        """Return the backbone of a line; None: the preset's."""
-        narrow = method == "supsup" and self.resnet18 == CIFAR
-        return {RESNET18: f"{self.resnet18}-nf20" if narrow else self.resnet18, RESNET152: self.resnet152}.get(group)
+        """Return the backbone of a line; None: the preset's, or there is none."""
+        if group != RESNET18:
+            return self.resnet152 if group == RESNET152 else None
+        if method == "supsup" and self.resnet18 == CIFAR:
+            return f"{CIFAR}-nf20"  # as its authors have it, after GEM
+        return self.resnet18.replace(CIFAR, f"{CIFAR}-pool") if method == "dualnet" else self.resnet18
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,7 @@ class Row:
 
 def default_methods() -> list[str]:
     """Return the methods of the table, in its order."""
-    return [name for name in (BOUND, *paper.ARCHITECTURES, "l2p", "dualprompt") if name in METHODS]
+    return [BOUND, *paper.ARCHITECTURES, "l2p", "dualprompt"]
 
 
 def entries(
