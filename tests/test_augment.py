@@ -22,7 +22,7 @@ from dualprompt.data.augment import (
     whole_boxes,
 )
 from dualprompt.data.images import Canvas
-from dualprompt.data.views import View
+from dualprompt.data.views import Draws, View
 from helpers import noise_pictures, ragged, seeded
 
 MODES = ["bilinear", "bicubic"]
@@ -268,13 +268,16 @@ def test_a_training_view_is_the_drawn_box_flipped_and_normalised() -> None:
     canvas = canvas_of(noise_pictures(SHAPES))
     draws = view.draw(canvas.shapes, seeded(9))
     assert draws is not None
-    boxes, flips = draws
+    boxes, flips = draws.boxes, draws.flips
+    assert boxes is not None
+    assert flips is not None
+    assert draws[2:] == (None, None, None)
     expected = normalise(resample(canvas, boxes, 8, flips), torch.tensor(view.mean), torch.tensor(view.std))
     assert torch.equal(view.training(canvas, draws), expected)
     # A process that shows a part of the batch shows it the same.
     part = slice(2, 5)
     fewer = Canvas(canvas.pixels[part], canvas.shapes[part])
-    close(view.training(fewer, (boxes[part], flips[part])), expected[part])
+    close(view.training(fewer, Draws(boxes[part], flips[part])), expected[part])
 
 
 def test_an_unaugmented_training_view_is_the_fixed_one() -> None:

@@ -108,6 +108,21 @@ def test_a_life_of_a_resnet_that_is_trained(method: str, world: World, tmp_path:
     check_commands(out, truth.result(), pictures=False)
 
 
+@pytest.mark.parametrize("method", ["dynaer", "rpsnet"])
+def test_a_life_of_networks_that_grow(method: str, world: World, tmp_path: Path) -> None:
+    small = {"dynaer": {"warmup_epochs": 1, "classifier_epochs": 2}, "rpsnet": {"width": 2, "tasks_per_path": 1}}
+    options = {f"method.{key}": value for key, value in {"buffer_size": 8, **small[method]}.items()}
+    arguments = asked(world, method, DRAWN, options)
+    setup, truth = learn(arguments, tmp_path / "truth")
+    first, last = (of_method(truth.checkpoints.after_task(task)) for task in range(TASKS))
+    old = {"dynaer": "backbone.", "rpsnet": "backbone.layers."}[method]
+    assert statistics({name: value for name, value in first.items() if name.startswith(old)})
+    assert all(torch.equal(last[name], value) for name, value in first.items() if name.startswith(old))
+    assert last.keys() - first.keys(), "the second task has added a network or modules"
+    check_loaded(setup, truth)
+    check_commands(killed_and_resumed(arguments, truth, tmp_path), truth.result(), pictures=False)
+
+
 def test_a_phase_that_trains_a_head_alone_moves_no_statistics(world: World, tmp_path: Path) -> None:
     """Co²L's, which comes last; its learning rates leave the rest to BatchNorm."""
     still = {"train.lr": 1e-12, "method.projector_lr": 1e-12, "method.head_epochs": 3, "method.buffer_size": 8}

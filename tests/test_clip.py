@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dualprompt.config import compose
 from dualprompt.methods.base import Batch, TaskView
-from dualprompt.methods.finetune import FineTuneSequential
+from dualprompt.methods.finetune import FineTuneConfig, FineTuneSequential
 from dualprompt.run.folder import Run
 from dualprompt.training import group
 from dualprompt.training.loop import train
@@ -30,15 +30,15 @@ class Watched(FineTuneSequential):
         with torch.no_grad():  # a head of zeros would leave the backbone without a gradient
             for parameter in self.head.parameters():
                 parameter.copy_(torch.randn(parameter.shape, generator=task.generator))
-        self.steps = 0
+        self.taken = 0
 
     def loss(self, batch: Batch) -> Tensor:
-        self.steps += 1
+        self.taken += 1
         self.before = {name: value.detach().clone() for name, value in self.trainable().items()}
         return super().loss(batch)
 
     def end_task(self, task: TaskView) -> None:
-        assert self.steps == 1
+        assert self.taken == 1
         if task.index == 0:
             self.moved = {name: self.before[name] - value.detach() for name, value in self.trainable().items()}
         super().end_task(task)
@@ -51,7 +51,7 @@ def gradients(world: World, folder: Path, clip: float | None, head_lr: float | N
     overrides |= {"train.weight_decay": 0.0, "train.epochs": 1, "train.batch_size": 13, "benchmark.tasks": 3}
     config = group.plan([compose(str(world.preset), None, overrides)], baseline=False)[0].config
     setup = prepare(config)
-    method = Watched(setup.method.config, setup.method.backbone)
+    method = Watched(FineTuneConfig.model_validate(config.method), setup.method.backbone)
     run = Run.create(folder, config, setup.stream, setup.weights, setup.precision)
     train(replace(setup, method=method), run)
     rates = {name: head_lr if head_lr is not None and name.startswith("head.") else LR for name in method.moved}

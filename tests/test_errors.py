@@ -53,7 +53,7 @@ def refused(*arguments: object, out: Path) -> str:
         (["--train.epochs", "0"], ["'train.epochs'", "greater than or equal to 1", "found 0"]),
         (["--train.lr", "-0.1"], ["'train.lr'", "greater than 0", "found -0.1"]),
         (["--train.epochs", "many"], ["'train.epochs'", "valid integer", "found 'many'"]),
-        (["--train.augment", "mixup"], ["'train.augment'", "'none' or 'random_resized_crop'", "found 'mixup'"]),
+        (["--train.augment", "mixup"], ["'train.augment'", "'random_resized_crop' or 'pad_crop'", "found 'mixup'"]),
         (["--train.betas", "3"], ["'train.betas'", "found 3", "write it as a,b"]),
         (["--train.betas", "0.9,x"], ["'train.betas'", "valid number", "found 'x'"]),
         (["--train.epochs.x", "1"], ["'train.epochs'", "valid integer"]),

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import pytest
@@ -36,13 +36,11 @@ class SpyConfig(FrozenHeadConfig):
     selection: Literal["query", "batch_vote", "oracle"] = "query"
 
 
-class Spy(FrozenHead):
+class Spy(FrozenHead[SpyConfig]):
     """Selects the true task wherever it is told, the first where not, and remembers what it was told."""
 
-    Config: ClassVar[Any] = SpyConfig
     summary = "uses the true task if it can"
     selections: ClassVar[tuple[Selection, ...]] = SELECTIONS
-    config: Any
     trained: ClassVar[list[Tensor | None]] = []
     told: ClassVar[list[list[int] | None]] = []
 

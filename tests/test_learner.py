@@ -842,15 +842,15 @@ def test_forgetting_a_task_takes_its_prompts_from_l2p(world: World, folders: dic
     learner = ContinualLearner(str(world.weights), "l2p", options=options, device="cpu")
     for name in ("spring", "summer"):
         learner.learn(folders[name])
-    before = dict(learner._model.kept.state)
+    before = dict(learner._model.state)
     learner.forget("spring")
     learner = reloaded(learner, tmp_path / "model")
-    left = learner._model.kept.state
+    left = learner._model.state
     for name in ("prompts", "keys"):
         assert torch.equal(left[f"{name}.0"], before[f"{name}.1"])
         assert f"{name}.1" not in left
     learner.learn(folders["autumn"])
-    assert torch.equal(learner._model.kept.state["prompts.0"], before["prompts.1"])
+    assert torch.equal(learner._model.state["prompts.0"], before["prompts.1"])
     assert learner.classes == ("cedar", "elm", "fir", "hazel")
     images = trees(world, *ALL[:4])
     assert all(answer.label in learner.classes for answer in learner.predict(images))

@@ -22,7 +22,7 @@ from dualprompt.methods.bic import BiC, bias_correction, correction_loss
 from dualprompt.methods.co2l import Co2L, asymmetric_contrast, relation_distillation
 from dualprompt.methods.derpp import DERPP, noted_error
 from dualprompt.methods.er import ER
-from dualprompt.methods.gdumb import GDumb, cutmix
+from dualprompt.methods.gdumb import GDumb, GDumbConfig, cutmix
 from dualprompt.run.folder import Run
 from dualprompt.training import group
 from dualprompt.training.buffer import Buffer, part
@@ -231,7 +231,7 @@ def test_gdumb_knows_its_buffer_by_heart(world: World, tmp_path: Path) -> None:
         training = {"train.lr": 0.002, "train.schedule": "cosine", "train.batch_size": 39}
         config = group.plan([compose(str(world.preset), None, own | training)], baseline=False)[0].config
         setup = prepare(config)
-        method = kind(setup.method.config, setup.method.backbone)
+        method = kind(GDumbConfig.model_validate(config.method), setup.method.backbone)
         method.right = []
         run = Run.create(tmp_path / name, config, setup.stream, setup.weights, setup.precision)
         train(replace(setup, method=method), run)

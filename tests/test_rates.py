@@ -11,13 +11,14 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from dualprompt.config import TrainConfig
+from dualprompt.config import RunConfig, TrainConfig, parse
 from dualprompt.errors import DualPromptError
-from dualprompt.methods.base import METHODS, Batch, Method, method_config
+from dualprompt.files import digest
+from dualprompt.methods.base import METHODS, Batch, Method, Phase, method_config
 from dualprompt.methods.finetune import FineTuneConfig, FineTuneSequential
-from dualprompt.run.checkpoint import Checkpoints, Position, restore_optimiser
-from dualprompt.run.identity import ADDED
-from dualprompt.training.optimise import make_optimiser, set_rates
+from dualprompt.run.checkpoint import Checkpoints, Position, restore_optimisers
+from dualprompt.run.identity import ADDED, CIRCUMSTANCES, digest_of_all
+from dualprompt.training.optimise import make_optimiser, recipe_of, set_rates
 from helpers import random_images, task_view, tiny_vit
 
 FINE_TUNERS = [name for name in METHODS.names() if issubclass(METHODS[name].Config, FineTuneConfig)]
@@ -89,6 +90,114 @@ def test_restarts_make_each_cosine_twice_as_long_as_the_one_before() -> None:
         assert found == pytest.approx(expected, abs=1e-9)
 
 
+def followed(config: TrainConfig, epochs: int, steps: int) -> list[float]:
+    """The rates of every step of a phase."""
+    optimiser, found = make_optimiser(begun(), config), []
+    for step in range(epochs * steps):
+        set_rates(optimiser, config, step / (epochs * steps), epochs=epochs)
+        found.append(optimiser.param_groups[0]["lr"])
+    return found
+
+
+@pytest.mark.parametrize("steps", [1, 3, 7])
+@pytest.mark.parametrize("warmup", [0, 3])
+def test_a_rate_falls_at_each_milestone_and_rises_before(steps: int, warmup: int) -> None:
+    config = TrainConfig(lr=0.1, schedule="steps", milestones=(29, 57, 99), gamma=0.5, warmup_epochs=warmup)
+    expected = []
+    for epoch in range(100):
+        for step in range(steps):
+            rate = 0.1 * 0.5 ** ((epoch >= 29) + (epoch >= 57) + (epoch >= 99))
+            expected.append(0.1 * (epoch * steps + step) / (warmup * steps) if epoch < warmup else rate)
+    assert followed(config, 100, steps) == pytest.approx(expected, rel=1e-9)
+
+
+def test_other_schedules_begin_after_the_warm_up() -> None:
+    steady = followed(TrainConfig(lr=0.1, warmup_epochs=2), 5, 2)
+    assert steady == pytest.approx([0, 0.025, 0.05, 0.075, *[0.1] * 6])
+    cosine = followed(TrainConfig(lr=0.1, schedule="cosine", warmup_epochs=2), 5, 2)
+    assert cosine[:4] == pytest.approx(steady[:4])
+    assert cosine[4:] == pytest.approx([0.05 * (1 + math.cos(math.pi * n / 6)) for n in range(6)])
+    assert followed(TrainConfig(lr=0.1, warmup_epochs=9), 3, 1) == pytest.approx([0, 0.1 / 9, 0.2 / 9])
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_sgd_step_by_step(nesterov: bool) -> None:
+    """From the equations: v ← μ v + g + λ w, and w ← w − lr v, or w − lr (g + λ w + μ v)."""
+    lr, momentum, decay = 0.1, 0.8, 0.3
+    config = TrainConfig(optimiser="sgd", lr=lr, momentum=momentum, nesterov=nesterov, weight_decay=decay)
+    method = begun()
+    optimiser = make_optimiser(method, config)
+    weight = method.trainable()["head.weight.0"]
+    expected, speed = weight.detach().clone(), torch.zeros_like(weight)
+    for step in range(4):
+        gradients(method, step)
+        assert weight.grad is not None
+        gradient = weight.grad + decay * expected
+        speed = momentum * speed + gradient
+        expected = expected - lr * (gradient + momentum * speed if nesterov else speed)
+        optimiser.step()
+        torch.testing.assert_close(weight.detach(), expected)
+
+
+@pytest.mark.parametrize("decay", ["decoupled", "l2"])
+def test_adams_weight_decay_is_added_to_the_gradient_or_kept_apart(decay: str) -> None:
+    lr, strength = 0.1, 0.3
+    config = TrainConfig.model_validate({"lr": lr, "weight_decay": strength, "decay": decay})
+    method = begun()
+    optimiser = make_optimiser(method, config)
+    weight = next(iter(method.trainable().values()))
+    before = weight.detach().clone()
+    gradients(method, 0)
+    assert weight.grad is not None
+    gradient = weight.grad + (strength * before if decay == "l2" else 0)
+    optimiser.step()
+    # The first step of Adam is the sign of what it is given.
+    kept = before if decay == "l2" else before * (1 - lr * strength)
+    torch.testing.assert_close(weight.detach(), kept - lr * gradient / (gradient.abs() + 1e-8))
+
+
+def test_a_phase_may_have_a_schedule_of_its_own() -> None:
+    config = TrainConfig(lr=0.1, schedule="cosine", weight_decay=0.2)
+    assert recipe_of(Phase(), config) is config
+    own = recipe_of(Phase(recipe={"schedule": "steps", "milestones": (15,)}), config)
+    assert own == TrainConfig(lr=0.1, schedule="steps", milestones=(15,), weight_decay=0.2)
+    with pytest.raises(ValueError, match="milestones"):
+        recipe_of(Phase(recipe={"schedule": "steps"}), config)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"momentum": 1.0}, "less than 1"),
+        ({"nesterov": True, "momentum": 0}, "momentum > 0"),
+        ({"milestones": [3, 2]}, "rising order"),
+        ({"milestones": [2, 2]}, "rising order"),
+        ({"milestones": [0]}, "greater than or equal to 1"),
+        ({"schedule": "steps"}, "needs train.milestones"),
+        ({"gamma": 0}, "greater than 0"),
+        ({"warmup_epochs": -1}, "greater than or equal to 0"),
+        ({"rotation": 181}, "less than or equal to 180"),
+        ({"jitter": [0, 0, 0, 0.6]}, "less than or equal to 0.5"),
+        ({"jitter": [0, 0, 1.1, 0]}, "less than or equal to 1"),
+    ],
+)
+def test_a_recipe_out_of_range_is_refused(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(DualPromptError, match=said):
+        parse(RunConfig, {"benchmark": {"dataset": "mini"}, "train": values})
+
+
+def test_options_that_came_later_leave_the_identity_of_a_run_alone() -> None:
+    plain: RunConfig = parse(RunConfig, {"benchmark": {"dataset": "mini"}, "method": {"name": "er"}})
+    first = {"recipe", "epochs", "batch_size", "lr", "lr_scale", "betas", "clip", "augment", "query_view"}
+    values = plain.model_dump(mode="json", exclude=CIRCUMSTANCES)
+    values["train"] = {key: value for key, value in values["train"].items() if key in first}
+    values["benchmark"].pop("test_per_class")
+    assert digest_of_all(plain) == digest(values)
+    for key, value in {"momentum": 0.8, "milestones": [3], "jitter": [0.1, 0, 0, 0], "decay": "l2"}.items():
+        changed = parse(RunConfig, {"benchmark": {"dataset": "mini"}, "method": {"name": "er"}, "train": {key: value}})
+        assert digest_of_all(changed) != digest_of_all(plain), key
+
+
 @pytest.mark.parametrize("name", FINE_TUNERS)
 def test_every_fine_tuner_has_a_rate_for_its_head(name: str) -> None:
     phase = 1 if name == "co2l" else 0  # its head has a phase to itself
@@ -147,16 +256,16 @@ def test_an_optimiser_in_groups_goes_on_where_it_was_saved(tmp_path: Path) -> No
     assert [name for group in optimiser.param_groups for name in group["param_names"]] != list(stopped.trainable())
     steps(stopped, optimiser, 0, 3)
     checkpoints = Checkpoints(tmp_path)
-    checkpoints.save_progress(Position(), stopped.state(), {}, optimiser, torch.zeros(()))
+    checkpoints.save_progress(Position(), stopped.state(), {}, {"": optimiser}, torch.zeros(()))
 
     _, work = checkpoints.last()
     assert work is not None
     for name, parameter in stopped.trainable().items():
-        assert torch.equal(work.optimiser[f"{name}/exp_avg"], optimiser.state[parameter]["exp_avg"]), name
+        assert torch.equal(work.optimisers[""][f"{name}/exp_avg"], optimiser.state[parameter]["exp_avg"]), name
     resumed = fresh()
     resumed.load_state(work.method)
     optimiser = make_optimiser(resumed, config)
-    restore_optimiser(optimiser, work.optimiser)
+    restore_optimisers({"": optimiser}, work.optimisers)
     steps(resumed, optimiser, 3, STEPS)
     for name, value in truth.state().items():
         assert torch.equal(resumed.state()[name], value), name

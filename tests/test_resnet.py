@@ -142,6 +142,7 @@ def test_small_images_go_through_a_small_stem() -> None:
         maps = mine.maps(waves(32))
         for found, expected in zip(maps, twin(mine.state_dict(), waves(32)), strict=True):
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        assert mine.widths == tuple(each.shape[1] for each in maps)
         assert [tuple(each.shape[1:]) for each in maps] == [(8, 32, 32), (16, 16, 16), (32, 8, 8), (64, 4, 4)]
         assert torch.equal(mine(waves(32)), maps[-1].mean(dim=(2, 3)))
         pooled = ResNet(replace(CIFAR, pool=True)).maps(waves(32))
@@ -153,6 +154,7 @@ def test_small_images_go_through_a_small_stem() -> None:
     [
         ("resnet18-cifar", 11_159_232, 11_168_832, 512),
         ("resnet18-cifar-nf20", 1_090_140, 1_093_140, 160),
+        ("resnet18-cifar-pool", 11_159_232, 11_168_832, 512),
         ("resnet18", 11_166_912, 11_176_512, 512),  # torchvision's 11,689,512 without its classifier
         ("resnet152", 57_992_384, 58_143_808, 2048),  # torchvision's 60,192,808 without its classifier
     ],

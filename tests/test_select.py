@@ -15,7 +15,7 @@ from torch import Tensor
 from dualprompt.config import compose
 from dualprompt.data.stream import Subset, Task
 from dualprompt.methods.base import METHODS, Batch, Method, Phase, TaskView, method_config
-from dualprompt.methods.bic import BiC
+from dualprompt.methods.bic import BiC, BiCConfig
 from dualprompt.methods.frozen_head import FrozenHead
 from dualprompt.run.folder import Run
 from dualprompt.training import group
@@ -26,7 +26,7 @@ from dualprompt.training.setup import prepare
 from helpers import subset_of, tiny_vit
 from sandbox import World
 
-REHEARSE = {"er", "der++", "gdumb", "bic", "co2l"}
+REHEARSE = {"er", "der++", "dynaer", "gdumb", "bic", "co2l", "rpsnet"}
 
 
 def make(name: str) -> Method:
@@ -139,7 +139,7 @@ def test_no_task_trains_on_what_was_once_reserved(size: int, world: World, tmp_p
     overrides = {"method.name": "bic", "method.buffer_size": size, "train.lr": 1e-3}
     config = group.plan([compose(str(world.preset), None, overrides)], baseline=False)[0].config
     setup = prepare(config)
-    method = Watched(setup.method.config, setup.method.backbone)
+    method = Watched(BiCConfig.model_validate(config.method), setup.method.backbone)
     method.trained, method.reserved, method.classes = set(), [], []
     run = Run.create(tmp_path / "run", config, setup.stream, setup.weights, setup.precision)
     result = train(replace(setup, method=method), run)

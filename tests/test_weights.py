@@ -330,6 +330,7 @@ def test_listing_needs_no_torch() -> None:
         "embedded",
         "vit-b16-random",
         "resnet18-cifar",
+        "resnet18-cifar-pool",
         "resnet18",
         "resnet152",
     ]

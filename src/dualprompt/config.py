@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 
 from dualprompt.errors import DualPromptError, nearest
 from dualprompt.files import MOST_JSON, read_bytes, reason
+from dualprompt.recipe import LARGEST_BATCH, Strict, TrainConfig
 from dualprompt.registry import Registry
 from dualprompt.values import MOST_YAML, flat, merge, nested, read_value, read_yaml
 
@@ -17,18 +18,13 @@ T = TypeVar("T")
 # Bounds of options that memory goes by, far above anything sensible: a file of a stranger must not fill it.
 LONGEST = 1000  # rows or tokens of a prompt
 WIDEST = 30_000  # random features of a closed-form head, which holds WIDEST²/2 numbers: 1.8 GB
-LARGEST_BATCH = 2**20
 LARGEST_INPUT = 1024  # pixels a side: 4096 patches of 16 × 16, whose attention still fits
 
 
 # The methods, which fill it when it is first asked; `methods.base` knows what they are.
-METHODS: Registry[Any] = Registry("method", "dualprompt.methods")
-
-
-class Strict(BaseModel):
-    """Base of every config: frozen, unknown keys refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+METHODS: Registry[Any] = Registry(
+    "method", "dualprompt.methods", group="dualprompt.methods", needs=("Config", "summary")
+)
 
 
 class Record(BaseModel):
@@ -40,7 +36,6 @@ class Record(BaseModel):
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 Percent = Annotated[float, Field(ge=-1e-6, le=100 + 1e-6)]  # which sums may miss by a little
 BUFFER_SIZE = "method.buffer_size"  # the option of every rehearsal method
-Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class BenchmarkConfig(Strict):
@@ -79,26 +74,6 @@ class BackboneConfig(Strict):
         default=None, ge=16, le=LARGEST_INPUT, description="pixels a side (default: the checkpoint's)"
     )
     gelu: Literal["exact", "tanh"] = Field(default="exact", description="GELU flavour; the official code uses tanh")
-
-
-class TrainConfig(Strict):
-    """The recipe: what the one training loop does for each task."""
-
-    recipe: str = Field(default="custom", description="name of the recipe these values come from")
-    epochs: int = Field(default=5, ge=1, le=10**6)
-    batch_size: int = Field(default=128, ge=1, le=LARGEST_BATCH, description="global batch, over all devices")
-    lr: float = Field(default=0.005, gt=0)
-    lr_scale: Literal["none", "batch/256"] = Field(default="none", description="multiply lr by batch_size/256 or not")
-    betas: tuple[Beta, Beta] = (0.9, 0.999)
-    optimiser: Literal["adam", "sgd"] = Field(default="adam", description="sgd has momentum 0.9")
-    schedule: Literal["constant", "cosine"] = Field(default="constant", description="cosine: down to 0 in each phase")
-    weight_decay: float = Field(default=0.0, ge=0, description="decoupled from the gradient, as in AdamW")
-    clip: float | None = Field(default=None, gt=0, description="largest global gradient norm")
-    augment: Literal["none", "random_resized_crop"] = "none"
-    query_view: Literal["augmented", "fixed"] = Field(
-        default="augmented",
-        description="image that the key-training query sees: the augmented one, or the test view",
-    )
 
 
 class EvaluateConfig(Strict):

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from dualprompt import __version__
 from dualprompt.errors import DualPromptError, nearest
 from dualprompt.files import atomic
+from dualprompt.methods.base import METHODS
 from dualprompt.model.results import trust
 
 if TYPE_CHECKING:
@@ -123,6 +124,7 @@ def export(learner: ContinualLearner, path: Path, to: str = "onnx", *, int8: boo
     if int8 and to != "onnx":
         raise DualPromptError(f"int8 only goes with the format 'onnx', not with '{to}'")
     learner.network()  # refuses to be exported before it knows anything
+    _refuse_gradients(learner)
     if path.is_dir():
         raise DualPromptError(f"{path} is a folder; give the name of a file to export to")
     if to == "onnx":
@@ -156,6 +158,7 @@ def metadata(learner: ContinualLearner) -> dict[str, Any]:
 
 def program(learner: ContinualLearner) -> torch.export.ExportedProgram:
     """Return the whole of prediction as a torch.export program with a batch of any size."""
+    _refuse_gradients(learner)
     graph = _Graph(copy.deepcopy(_on_cpu(learner).network())).eval()  # a copy: tracing replaces tensors for a while
     # Two images: with one, the tracer would take the batch's size for a constant.
     images = torch.zeros(2, learner.side, learner.side, 3, dtype=torch.uint8)
@@ -166,6 +169,15 @@ def program(learner: ContinualLearner) -> torch.export.ExportedProgram:
         for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
             node.meta.pop("stack_trace", None)  # names of files and folders on this machine
     return made
+
+
+def _refuse_gradients(learner: ContinualLearner) -> None:
+    """Refuse a method whose prediction is more than a forward pass."""
+    name = learner.info()["method"]["name"]
+    if METHODS[name].predicts_with_gradients:
+        raise DualPromptError(
+            f"method '{name}' takes gradients to predict, which no exported file can; serve the model"
+        )
 
 
 def _on_cpu(learner: ContinualLearner) -> ContinualLearner:

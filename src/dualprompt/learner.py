@@ -27,13 +27,12 @@ from PIL import Image
 from dualprompt import __version__
 from dualprompt.errors import DualPromptError
 from dualprompt.files import refuse_links
-from dualprompt.methods.base import METHODS, numbered
+from dualprompt.methods.base import METHODS
 from dualprompt.model import card, foundation, hub, predicting, saved, saving, teaching
 from dualprompt.model.forgetting import forget
 from dualprompt.model.foundation import Foundation, Model
 from dualprompt.model.images import Data, ImageLike, gather, listed, named, pixels_of, read_all
 from dualprompt.model.names import Kind, free_name
-from dualprompt.model.network import HEAD
 from dualprompt.model.results import Answer, Calibration, Evaluation, Level, Score, TaskInfo
 from dualprompt.progress import SILENT, Progress
 from dualprompt.values import merge, nested
@@ -232,13 +231,12 @@ class ContinualLearner:
     @property
     def shares_prompts(self) -> bool:
         """Whether the method keeps nothing for a task alone but the classifier's rows."""
-        own = set(self._model.method.of_task) - set(HEAD)
-        return not any(numbered(self._model.kept.state, prefix) for prefix in own)
+        return self._model.method.shares_prompts
 
     def info(self) -> dict[str, Any]:
         """Return what it knows and what it is made of, as JSON has it."""
         model = self._model
-        state = model.kept.state
+        state = model.state
         return {
             "classes": list(self.classes),
             "tasks": [task.to_dict() for task in model.tasks],
@@ -266,7 +264,7 @@ class ContinualLearner:
         others = contextlib.nullcontext() if held or not saved.is_model(path) else saved.held(path)
         with self._changing, others:
             facts = saving.facts(self._base, self._model, self.threshold)
-            saved.write(path, facts, self._model.kept.state, card.text(self.info()))
+            saved.write(path, facts, self._model.state, card.text(self.info()))
         return path
 
     @classmethod

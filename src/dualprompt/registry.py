@@ -1,25 +1,40 @@
-"""Names to things, found by importing every module of a package, so that adding one is adding a file."""
+"""Names to things, found by importing every module of a package, so that adding one is adding a file.
+
+Other distributions add theirs through entry points.
+"""
 
 from __future__ import annotations
 
 import importlib
+import logging
 import pkgutil
 from collections.abc import Callable
+from importlib.metadata import EntryPoint, entry_points
 from typing import Generic, TypeVar, cast
 
-from dualprompt.errors import DualPromptError, nearest
+from dualprompt.errors import DualPromptError, nearest, one_line
 
 T = TypeVar("T")
 S = TypeVar("S")
 
 
-class Registry(Generic[T]):
-    """A named collection filled by the modules of `package` when it is first asked."""
+log = logging.getLogger("dualprompt")
 
-    def __init__(self, kind: str, package: str) -> None:
+
+class Registry(Generic[T]):
+    """A named collection filled by the modules of `package` when it is first asked.
+
+    Installed distributions add to it by entry points of the group `group`: each has the name of a thing, and names the
+    module, or something in the module, that registers it. It must have the attributes that `needs` lists.
+    """
+
+    def __init__(self, kind: str, package: str, group: str | None = None, needs: tuple[str, ...] = ()) -> None:
         self.kind = kind
         self.package = package
+        self.group = group
+        self.needs = needs
         self._things: dict[str, T] = {}
+        self._broken: dict[str, str] = {}  # what other distributions promised and do not have, and why
         self._discovered = False
 
     def register(self, name: str) -> Callable[[S], S]:
@@ -47,6 +62,8 @@ class Registry(Generic[T]):
         try:
             return self._things[name]
         except KeyError:
+            if name in self._broken:
+                raise DualPromptError(self._broken[name]) from None
             raise DualPromptError(f"unknown {self.kind} '{name}'; {nearest(name, self._things)}") from None
 
     def _discover(self) -> None:
@@ -56,3 +73,23 @@ class Registry(Generic[T]):
         package = importlib.import_module(self.package)
         for module in pkgutil.iter_modules(package.__path__):
             importlib.import_module(f"{self.package}.{module.name}")
+        for point in entry_points(group=self.group) if self.group else ():
+            self._plug_in(point)
+
+    def _plug_in(self, point: EntryPoint) -> None:
+        """Let another distribution register what it promised; one that cannot is noted, and changes nothing."""
+        before = dict(self._things)
+        try:
+            point.load()
+            if point.name not in self._things:
+                raise LookupError(f"it registers no {self.kind} of that name")
+            if lacking := [name for name in self.needs if not hasattr(self._things[point.name], name)]:
+                raise TypeError(f"it has no '{lacking[0]}'")
+        except (Exception, SystemExit) as error:  # whatever a stranger's module does when it is imported
+            self._things = before
+            said = one_line(f"{type(error).__name__}: {error}")
+            owner = point.dist.name if point.dist else "another distribution"
+            self._broken[point.name] = (
+                f"{self.kind} '{point.name}' of {owner} cannot be used ({said}); mend or uninstall {owner}"
+            )
+            log.warning("%s", self._broken[point.name])

@@ -77,6 +77,9 @@ class Backbone(nn.Module, ABC):
         """Go to training mode, unless it is frozen."""
         return super().train(mode and not self.frozen)
 
+    def zero_residuals(self) -> None:
+        """Let every residual block begin as the identity, where it has blocks that can: for training from scratch."""
+
     def rounded(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield, by name, the weights that are rounded when it computes in a lower precision: all of them."""
         return self.named_parameters()
@@ -99,6 +102,19 @@ class Backbone(nn.Module, ABC):
         parts = rounded.split([weight.numel() for weight in weights])
         shaped = {name: part.view_as(weight) for name, part, weight in zip(names, parts, weights, strict=True)}
         return functional_call(self, shaped, (images.to(dtype),))
+
+
+class ConvolutionalBackbone(Backbone):
+    """A network of convolutions (`nn.Conv2d`, no bias) and BatchNorms (with `running_mean`), in stages."""
+
+    @property
+    @abstractmethod
+    def widths(self) -> tuple[int, ...]:
+        """Channels that leave each stage."""
+
+    @abstractmethod
+    def maps(self, images: Tensor) -> list[Tensor]:
+        """Return what leaves each stage, (batch, channels, height, width)."""
 
 
 Linear = Literal["q", "k", "v", "proj", "fc1", "fc2"]

@@ -42,7 +42,7 @@ RANDOM = Known(
     needs_network=False,
 )
 
-_DRAWN = re.compile(r"(resnet18-cifar|resnet18|resnet152)(?:-nf([1-9]\d{0,3}))?")
+_DRAWN = re.compile(r"(resnet18-cifar-pool|resnet18-cifar|resnet18|resnet152)(?:-nf([1-9]\d{0,3}))?")
 
 KNOWN: dict[str, Known] = {
     entry.name: entry
@@ -75,6 +75,12 @@ KNOWN: dict[str, Known] = {
             "drawn",
             needs_network=False,
             notes="64 channels in its first stage; 20 with -nf20 at the end of its name. So for the other drawn ones.",
+        ),
+        Known(
+            "resnet18-cifar-pool",
+            "ResNet-18 at 32 px with a pool after its stem, drawn by the run's seed: DualNet's slow learner",
+            "drawn",
+            needs_network=False,
         ),
         Known(
             "resnet18",

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dualprompt.backbones.base import Backbone, compiled
+from dualprompt.backbones.base import ConvolutionalBackbone, compiled
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def _shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:
     return nn.Sequential(_convolution(inputs, outputs, 1, stride), BatchNorm(outputs))
 
 
-class ResNet(Backbone):
+class ResNet(ConvolutionalBackbone):
     """Images to the mean over pixels of what leaves the last stage."""
 
     def __init__(self, config: ResNetConfig) -> None:
@@ -122,6 +122,11 @@ class ResNet(Backbone):
     def input_size(self) -> int:
         """Pixels a side of the images it was made for; any size above the stride can be computed."""
         return self.config.image_size
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Channels that leave each stage; each later one has twice as many."""
+        return tuple(self.config.dim // 2**number for number in (3, 2, 1, 0))
 
     @property
     def stages(self) -> tuple[nn.Module, ...]:
@@ -153,6 +158,15 @@ class ResNet(Backbone):
 
     def _features(self, images: Tensor) -> Tensor:
         return self.maps(images)[-1].mean(dim=(2, 3))
+
+    @torch.no_grad()
+    def zero_residuals(self) -> None:
+        """Set the weight of each block's last BatchNorm to 0 (Goyal et al., 2017)."""
+        for module in self.modules():
+            if isinstance(module, BasicBlock):
+                module.bn2.weight.zero_()
+            elif isinstance(module, Bottleneck):
+                module.bn3.weight.zero_()
 
     def rounded(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield the convolutions' weights: BatchNorms stay in fp32, for their statistics are sums of small steps."""

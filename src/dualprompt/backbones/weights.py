@@ -121,6 +121,7 @@ def _random() -> Checkpoint:
 
 _RESNETS = {
     "resnet18-cifar": ResNetConfig(32, stem="cifar", pool=False),
+    "resnet18-cifar-pool": ResNetConfig(32, stem="cifar"),
     "resnet18": ResNetConfig(224),
     "resnet152": ResNetConfig(224, (3, 8, 36, 3), bottleneck=True),
 }

@@ -85,6 +85,13 @@ def trackers(options: argparse.Namespace) -> list[str] | None:
     return None if options.track is None else [name for name in names(options.track) if name != "none"]
 
 
+def add_publish(command: Parser) -> None:
+    """Add the option that writes what is published."""
+    command.add_argument(
+        "--publish", type=Path, metavar="FILE.json", help="also write every run and number, without paths, to this file"
+    )
+
+
 def add_store(command: Parser) -> None:
     """Add the options of commands that run many runs or reuse them."""
     command.add_argument("--recipe", help="one of the preset's recipes (`dualprompt list presets`)")

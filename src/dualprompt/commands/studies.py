@@ -1,4 +1,4 @@
-"""`table`, `sweep`, `study`, `report`, `publish` and `compare`: many runs, and what they say together."""
+"""`sweep`, `study`, `report`, `publish` and `compare`: many runs, and what they say together."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 from dualprompt.commands.common import (
     Commands,
     Parser,
+    add_publish,
     add_store,
     emit,
     many_overrides,
@@ -20,17 +21,6 @@ from dualprompt.commands.common import (
     workers,
 )
 from dualprompt.errors import DualPromptError
-
-TABLE_EXAMPLES = """\
-Finished runs are reused, interrupted ones continued, failed ones tried again: give the same command once more.
-Dotted options as for `dualprompt run` go to every method.
-
-examples:
-  dualprompt table main --benchmark mini --methods dualprompt,frozen-head --seeds 3
-  dualprompt table main --backbone embedded --seeds 3 --buffers 1000,5000 --jobs 2
-  dualprompt table main --benchmark 5-datasets --methods dualprompt,dualprompt:keys=mean --out table.tex
-  dualprompt table main --benchmark mini --seeds 5 --seeds-finetune 1 --against frozen-head --publish mini.json
-"""
 
 SWEEP_EXAMPLES = """\
 Every method is given the same number of configurations, and evaluated on images held out of its training images
@@ -77,50 +67,10 @@ examples:
 
 def add(commands: Commands) -> None:
     """Add these subcommands."""
-    add_table(commands)
     add_sweep(commands)
     about = "carry out one of the paper's studies, reusing finished runs"
     add_study(commands.add("study", do_study, about, STUDY_EXAMPLES, overrides=True))
     add_pages(commands)
-
-
-def add_table(commands: Commands) -> None:
-    """Add `table`."""
-    table = commands.add(
-        "table",
-        do_table,
-        "run or reuse every run of one of the paper's tables, and print it",
-        TABLE_EXAMPLES,
-        overrides=True,
-    )
-    table.add_argument("which", choices=("main",), help="main: Table 1, and the same for any other benchmark")
-    table.add_argument("--benchmark", default="split-cifar100", help="a preset or a YAML file (default: %(default)s)")
-    table.add_argument(
-        "--methods",
-        help="with commas; NAME:OPTION=VALUE or NAME:train.OPTION=VALUE sets an option (default: all)",
-    )
-    table.add_argument("--seeds", type=int, default=5, help="how many seeds, counted up from 0 (default: %(default)s)")
-    table.add_argument(
-        "--seeds-finetune", type=int, metavar="N", help="seeds of methods that train the backbone (default: as --seeds)"
-    )
-    table.add_argument(
-        "--against",
-        metavar="METHOD",
-        help="the line that others are held against, seed by seed; METHOD@BUFFER, or none (default: dualprompt)",
-    )
-    table.add_argument("--buffers", help="buffer sizes of rehearsal methods, with commas (default: the paper's)")
-    table.add_argument(
-        "--format", choices=("text", "markdown", "latex", "csv"), help="default: by --out's name, or text"
-    )
-    table.add_argument(
-        "--stored", action="store_true", help="run nothing: show the seeds of each line that are finished already"
-    )
-    table.add_argument(
-        "--any-code", action="store_true", help="with --stored: show also what other code than this version's has made"
-    )
-    table.add_argument("--out", type=Path, help="also write the table to this file")
-    add_publish(table)
-    add_store(table)
 
 
 def add_sweep(commands: Commands) -> None:
@@ -188,61 +138,6 @@ def add_study(command: Parser) -> None:
     )
     add_publish(command)
     add_store(command)
-
-
-def add_publish(command: Parser) -> None:
-    """Add the option that writes what is published."""
-    command.add_argument(
-        "--publish", type=Path, metavar="FILE.json", help="also write every run and number, without paths, to this file"
-    )
-
-
-def do_table(options: argparse.Namespace) -> None:
-    """Print one of the paper's tables, running what it lacks."""
-    from dualprompt.console import Terminal
-    from dualprompt.files import runs_root, write_text
-    from dualprompt.report import publication
-    from dualprompt.report.sheet import as_csv, as_latex, as_markdown, as_rich
-    from dualprompt.report.tables import text
-    from dualprompt.sweeps import main_table, store
-    from dualprompt.sweeps.obtained import complain
-
-    publication.check_target(options.publish)
-    if options.any_code and not options.stored:
-        raise DualPromptError("--any-code goes with --stored: only the code at hand runs anything")
-    if options.fresh and options.stored:
-        raise DualPromptError("--stored runs nothing and --fresh runs everything; leave one of them out")
-    fresh = store.Fresh() if options.fresh else None
-    methods = names(options.methods) or main_table.default_methods()
-    overrides = many_overrides(options)
-    lines = main_table.lines(options.benchmark, options.recipe, methods, sizes(options.buffers), overrides)
-    against = main_table.reference(lines, options.against)
-    seeds = main_table.Seeds(options.seeds, options.seeds_finetune)
-    root = options.runs or runs_root()
-    with Terminal() as terminal, workers(options) as jobs:
-        rows = main_table.rows(
-            options.benchmark, lines, seeds, root, terminal, jobs, options.stored, options.any_code, fresh
-        )
-    reference = next((row for row in rows if row.line is against), None)
-    if reference is None and options.against not in (None, "none"):
-        raise DualPromptError(f"--against: no run of '{options.against}' is finished; leave --stored out to run it")
-    sheet = main_table.sheet(rows, reference)
-    suffix = options.out.suffix if options.out else ""
-    form = options.format or {".md": "markdown", ".tex": "latex", ".csv": "csv"}.get(suffix, "text")
-    written = {
-        "text": lambda: text(as_rich(sheet)),
-        "markdown": lambda: as_markdown(sheet),
-        "latex": lambda: as_latex(sheet),
-        "csv": lambda: as_csv([row.values(reference) for row in rows]),
-    }[form]()
-    if options.out:
-        write_text(options.out, written)
-    shown = sheet_to_width(sheet) if form == "text" else written.rstrip("\n")
-    emit(options, main_table.combined(rows, reference), shown)
-    complain([each for row in rows for each in row.obtained])
-    if options.publish:
-        groups = [({"label": row.line.label, "buffer": row.line.buffer}, row.obtained) for row in rows]
-        publication.publish(options.publish, "table", options.words, [sheet], groups)
 
 
 def do_sweep(options: argparse.Namespace) -> None:

@@ -79,7 +79,8 @@ def resample(
     pixels, device = canvas.pixels, canvas.pixels.device
     batch, height, width, channels = pixels.shape
     if boxes is None:
-        return pixels[:, :side, :side].permute(0, 3, 1, 2).float() / 255
+        images = pixels[:, :side, :side].permute(0, 3, 1, 2).float() / 255
+        return images if flips is None else torch.where(flips.to(device)[:, None, None, None], images.flip(3), images)
     boxes, shapes = boxes.to(device), canvas.shapes.to(device)
     down = _weights(boxes[:, 0:1], boxes[:, 2:3], shapes[:, 0:1], side, height, interpolation)
     across = _weights(boxes[:, 1:2], boxes[:, 3:4], shapes[:, 1:2], side, width, interpolation)

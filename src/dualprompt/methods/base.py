@@ -5,22 +5,26 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Generic, Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import TypeVar
 
 from dualprompt.backbones.base import Backbone, BackboneSource, factory_of
 from dualprompt.config import METHODS as REGISTRY
 from dualprompt.config import Strict, parse
 from dualprompt.derived import Deriving
 from dualprompt.errors import DualPromptError, nearest
+from dualprompt.methods.counts import Parameters
+from dualprompt.recipe import Augment
 from dualprompt.registry import Registry
 
 Selection = Literal["query", "batch_vote", "oracle"]
 Grid = dict[str, tuple[Any, ...]]  # dotted option of a run → values to try
+Policy = Literal["reservoir", "balanced", "herding"]
 Defaults = Mapping[str, Any]  # as below `methods:` of a preset: options, and training values under `train`
 
 
@@ -29,6 +33,10 @@ class MethodConfig(Strict):
 
     name: str
     training_logits: Literal["masked", "unmasked"] = "masked"
+
+
+# Options of a method; a method of narrower options is a method. Families have one of their own, with their own bound.
+C = TypeVar("C", bound=MethodConfig, covariant=True, default=MethodConfig)
 
 
 @dataclass(frozen=True)
@@ -45,6 +53,10 @@ class TaskView:
     batches: Callable[[], Iterator[Batch]]  # all training images in the test view, in the same order
     # Images of this task and of old ones, in the test view, that no phase has ever trained on: see BufferPlan.reserve.
     reserved: Callable[[], Iterator[Batch]] = lambda: iter(())
+    # Images of this task, in the test view, that no phase of it trains on: see Method.hold_out.
+    held_out: Callable[[], Iterator[Batch]] = lambda: iter(())
+    # The images that it is judged on, of all tasks so far: for nobody but who says that it peeks.
+    judged: Callable[[], Iterator[Batch]] = lambda: iter(())
 
 
 @dataclass(frozen=True)
@@ -54,14 +66,52 @@ class Phase:
     name: str = "learn"
     data: Literal["task", "task+buffer", "buffer", "everything"] = "task"  # everything: for the upper bound only
     balanced: bool = False  # draw every class equally often
+    cut: bool = False  # leave every class as many images, drawn once for the phase, as the rarest has
     epochs: int | None = None  # None: as many as the recipe says
     epochs_factor: int = 1  # so many times as many
     cycles: int = 1  # cosines of the schedule, each twice as long as the one before (SGDR)
     lr: float | None = None  # learning rate; None: the recipe's
-    replay: int = 0  # batches from the buffer that come with every step
+    replay: int = 0  # batches from the buffer that come with every step, as large as the step's
+    more_replay: tuple[int, ...] = ()  # further ones, of these sizes
     views: int = 1  # 2: each image comes in two independently augmented views
-    augment: Literal["random_resized_crop"] | None = None  # None: as the recipe says
-    noise: int = 0  # uniform random numbers that come with each image
+    # Values of optimiser and schedule that are the phase's own, as under `train`: {"milestones": (15,)}.
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    augment: Augment | None = None  # None: as the recipe says
+    noise: int = 0  # uniform random numbers that come with each image, replayed ones too
+
+
+@dataclass(frozen=True)
+class Step:
+    """One optimiser step of a batch: what is lowered, by moving which parameters, and how. Most methods have one."""
+
+    loss: Callable[[Batch], Tensor]
+    # What moves, of all that trains: names of parameters or of modules, or a question about a name. None: all of it.
+    parameters: tuple[str, ...] | Callable[[str], bool] | None = None
+    name: str = ""  # steps of one name share an optimiser, and so its momentum
+    optimiser: Literal["adam", "sgd"] | None = None  # None, here and below: as the recipe says
+    lr: float | None = None  # or as the phase says
+    betas: tuple[float, float] | None = None
+    weight_decay: float | None = None
+    clip: float | None = None
+    after: Callable[[], None] | None = None  # called after the optimiser, as for a moving average
+
+    def __post_init__(self) -> None:
+        if "/" in self.name:
+            raise ValueError(f"the name of a step has no slash, as '{self.name}' has: checkpoints name tensors by it")
+
+    def moves(self, name: str) -> bool:
+        """Return whether a parameter is moved, if it trains at all."""
+        if self.parameters is None:
+            return True
+        if callable(self.parameters):
+            return self.parameters(name)
+        return any(name == each or name.startswith(f"{each}.") for each in self.parameters)
+
+    @property
+    def own(self) -> dict[str, Any]:
+        """What it has of its own of the recipe's values."""
+        values = {key: getattr(self, key) for key in ("optimiser", "lr", "betas", "weight_decay", "clip")}
+        return {key: value for key, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -69,7 +119,7 @@ class BufferPlan:
     """How a rehearsal method wants images of old tasks kept. A rehearsal-free method has no plan, and no buffer."""
 
     size: int  # images
-    policy: Literal["reservoir", "balanced"]
+    policy: Policy
     fill: Literal["before", "after"] = "after"  # a task's images are offered before it is learned, or after
     notes: bool = False  # whether the method's `note` of an image is kept with it
     # Whether some images of every class are set aside when their class comes, and never trained on in any task. The
@@ -117,38 +167,20 @@ class Prediction:
         None  # (batch,) cosine of the query and the nearest key or class mean of the task it matched
     )
 
-
-@dataclass(frozen=True)
-class Parameters:
-    """How many numbers a method trained, with and without the classifier that all have, and what else it keeps."""
-
-    trained: int
-    additional: int
-    backbone: int
-    kept: int = 0  # statistics of old tasks and the like
-    kept_bytes: int = 0
-
-    def report(self) -> dict[str, Any]:
-        """Return counts, megabytes (fp32, 10^6 bytes) and shares of the backbone."""
-
-        def row(count: int) -> dict[str, Any]:
-            return {"count": count, "mb": count * 4 / 1e6, "percent_of_backbone": 100 * count / self.backbone}
-
-        total = row(self.trained)
-        return {
-            "trained": total["count"],
-            "mb": total["mb"],
-            "percent_of_backbone": total["percent_of_backbone"],
-            "backbone": self.backbone,
-            "additional": row(self.additional),
-            "kept": {"count": self.kept, "mb": self.kept_bytes / 1e6},
-        }
+    def detached(self) -> Prediction:
+        """Return it without the graph that made it."""
+        others = (value if value is None else value.detach() for value in (self.selected, self.similarity))
+        return Prediction(self.logits.detach(), *others)
 
 
-class Method(Deriving, ABC):
-    """Learns tasks one after another. Owns its parameters; the loop owns everything about training them."""
+class Method(Deriving, ABC, Generic[C]):
+    """Learns tasks one after another. Owns its parameters; the loop owns everything about training them.
 
-    Config: ClassVar[type[MethodConfig]]
+    It is generic over its options: `class Mine(Method[MineConfig])` says all that is to be said of them.
+    """
+
+    Config: ClassVar[type[MethodConfig]]  # the type argument, unless a class says otherwise
+    config: C
     summary: ClassVar[str]
     selections: ClassVar[tuple[Selection, ...]] = ()  # ways to pick an E-Prompt; empty if there is none to pick
     joint: ClassVar[bool] = False  # may train on every task's images at once: the upper bound, no continual learner
@@ -164,12 +196,18 @@ class Method(Deriving, ABC):
     compute_dtype: torch.dtype = torch.float32  # set by whoever carries the method out
     # Whether `loss` and `predict` only queue work on the device: no value is read back, no shape depends on one.
     capturable: ClassVar[bool] = True
+    # Whether `predict` takes gradients: on copies, for what it has learned must stay as it is. Its parameters may be
+    # frozen when it is asked.
+    predicts_with_gradients: ClassVar[bool] = False
 
-    # Which tensors of the state come one a task, as `name.0`, `name.1`, …, and along which dimension they list the
-    # task's classes (None: they are the whole task's). What is not named here belongs to all tasks together.
-    of_task: ClassVar[Mapping[str, int | None]] = {}
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        arguments = [each for base in cls.__dict__.get("__orig_bases__", ()) for each in get_args(base)]
+        named = [each for each in arguments if isinstance(each, type) and issubclass(each, MethodConfig)]
+        if named and "Config" not in cls.__dict__:
+            cls.Config = named[0]
 
-    def __init__(self, config: MethodConfig, backbone: BackboneSource) -> None:
+    def __init__(self, config: C, backbone: BackboneSource) -> None:
         super().__init__()
         self.config = config
         self.backbones = factory_of(backbone)  # for a method that holds several
@@ -201,6 +239,16 @@ class Method(Deriving, ABC):
         """How images of old tasks are kept; None for a rehearsal-free method, which then sees none."""
         return None
 
+    @property
+    def hold_out(self) -> float:
+        """The share of each class of a task that its phases do not train on, for a method that chooses by them."""
+        return 0.0
+
+    @property
+    def peeks(self) -> bool:
+        """Whether it chooses by the images that it is judged on, as some released code does; no fair result."""
+        return False
+
     def phases(self, task: TaskView) -> Sequence[Phase]:
         """Return the stretches of training of a task, in order; none for a method without gradient steps."""
         return (Phase(),)
@@ -208,9 +256,20 @@ class Method(Deriving, ABC):
     def begin_phase(self, phase: Phase, task: TaskView) -> None:
         """Prepare for a phase: choose what trains. Called again when a run is resumed inside the phase."""
 
+    def steps(self, phase: Phase) -> Sequence[Step]:
+        """Return what is done with each batch of a phase, in order; asked once, after `begin_phase`."""
+        return (Step(self.loss),)
+
+    def end_epoch(self, task: TaskView) -> None:
+        """Take note of the end of an epoch; the method is in training mode."""
+
     def note(self, batch: Batch) -> Tensor:
         """Return what is kept with each image that enters the buffer, (batch, columns); asked if the plan has notes."""
         raise TypeError(f"{type(self).__name__} plans a buffer with notes, so it must say what to note")
+
+    def represent(self, batch: Batch) -> Tensor:
+        """Return the features that herding compares images by, (batch, dim); asked if the plan's policy is that."""
+        raise TypeError(f"{type(self).__name__} plans a buffer that herds, so it must say by which features")
 
     @abstractmethod
     def begin_task(self, task: TaskView) -> None:
@@ -227,9 +286,20 @@ class Method(Deriving, ABC):
     def predict(self, batch: Batch, selection: Selection | None = None) -> Prediction:
         """Classify among all classes seen so far. Must not depend on what else is in the batch."""
 
+    def answer(self, batch: Batch, selection: Selection | None = None) -> Prediction:
+        """Return what `predict` says, with the gradients that it needs; the answer itself has none."""
+        if not self.predicts_with_gradients:
+            return self.predict(batch, selection)
+        with torch.enable_grad():
+            return self.predict(batch, selection).detached()
+
     def additional(self) -> int:
         """Return the number of trained numbers besides the classifier."""
         return 0
+
+    def measure(self) -> Backbone:
+        """Return the backbone that what was added is given a share of."""
+        return self.backbone
 
     def parameters_report(self) -> dict[str, Any]:
         """Return the counts of what was trained so far, and of what else is kept from task to task.
@@ -239,7 +309,7 @@ class Method(Deriving, ABC):
         state, parameters = self.state(), dict(self.named_parameters())
         trained = sum(value.numel() for name, value in state.items() if name in parameters)
         kept = [value for name, value in state.items() if name not in parameters]
-        backbone = sum(parameter.numel() for parameter in self.backbone.parameters())
+        backbone = sum(parameter.numel() for parameter in self.measure().parameters())
         sizes = sum(value.numel() for value in kept), sum(value.nbytes for value in kept)
         return Parameters(trained, self.additional(), backbone, *sizes).report()
 
@@ -259,6 +329,42 @@ class Method(Deriving, ABC):
     @abstractmethod
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Take over the result of `state()`, from any number of tasks."""
+
+    @property
+    def can_forget(self) -> bool:
+        """Whether it says what it keeps for a task: this and what follows are a method's own to answer."""
+        return type(self).forget is not Method.forget
+
+    def owned_by(self, task: int) -> dict[str, Tensor]:
+        """Return the tensors that are a task's alone, by their names in `state()`: the `task`-th of those known."""
+        raise self._keeps_no_account()
+
+    @property
+    def shares_prompts(self) -> bool:
+        """Whether it keeps nothing for a task alone but the classifier's rows."""
+        raise self._keeps_no_account()
+
+    def forget(self, task: int, classes: Sequence[int], places: Sequence[int] | None) -> None:
+        """Forget some classes of a task; what others predict stays as it is, bit for bit where that can be.
+
+        Args:
+            task: which of the tasks known it is, counted from 0; those after it move up if it goes.
+            classes: their columns in the logits, which stay, at zero, until `drop_classes`.
+            places: theirs among the classes that the task still has; None: it has no others, and goes.
+        """
+        raise self._keeps_no_account()
+
+    def drop_classes(self, classes: Sequence[int]) -> None:
+        """Take the columns of forgotten classes out of the logits: before another task is learned."""
+        raise self._keeps_no_account()
+
+    def refuse_misfits(self, sizes: Sequence[int], columns: int) -> None:
+        """Refuse with a ValueError to be a method of tasks with so many classes each, and of so many columns."""
+        raise self._keeps_no_account()
+
+    def _keeps_no_account(self) -> DualPromptError:
+        name = self.config.name
+        return DualPromptError(f"method '{name}' does not say what it keeps for a task, so it cannot forget one")
 
     def check_selection(self, selection: Selection | None) -> None:
         """Refuse a selection that this method does not have."""

@@ -16,7 +16,6 @@ from dualprompt.methods.base import (
     Batch,
     BufferPlan,
     Grid,
-    MethodConfig,
     Phase,
     Prediction,
     Selection,
@@ -39,7 +38,7 @@ class BiCConfig(RehearsalConfig):
 
 
 @METHODS.register("bic")
-class BiC(Rehearsal):
+class BiC(Rehearsal[BiCConfig]):
     """The logits of task t's classes are α_t·z + β_t.
 
     Stage one trains the network. Stage two, at the end of a task, solves for α_t and β_t on images that are reserved
@@ -47,14 +46,12 @@ class BiC(Rehearsal):
     left to find. What was found for a task stays as it is, and stays applied to its classes.
     """
 
-    Config = BiCConfig
     summary = "distillation, then a bias correction of the newest logits; balanced buffer"
     grid: ClassVar[Grid] = {"train.lr": (5e-5, 2e-4), "method.head_lr": (0.005, 0.001)}
-    config: BiCConfig
     old: Snapshot | None = None
     old_correction: Tensor | None = None
 
-    def __init__(self, config: MethodConfig, backbone: BackboneSource) -> None:
+    def __init__(self, config: BiCConfig, backbone: BackboneSource) -> None:
         super().__init__(config, backbone)
         self.correction = nn.ParameterList()  # (α, β) of each task; no gradient step moves them
 

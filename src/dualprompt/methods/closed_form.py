@@ -7,7 +7,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from dualprompt.methods.base import MethodConfig, Phase, TaskView
+from dualprompt.methods.base import C, MethodConfig, Phase, TaskView
 from dualprompt.methods.frozen_head import FrozenHead
 
 
@@ -17,7 +17,7 @@ class ClosedFormConfig(MethodConfig):
     training_logits: Literal["masked", "unmasked"] = "unmasked"
 
 
-class ClosedForm(FrozenHead):
+class ClosedForm(FrozenHead[C]):
     """A linear head on frozen features that is solved for at the end of each task."""
 
     def phases(self, task: TaskView) -> Sequence[Phase]:

@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from dualprompt.backbones.base import BackboneSource
-from dualprompt.methods.base import METHODS, Batch, Grid, MethodConfig, Phase, TaskView, below
+from dualprompt.methods.base import METHODS, Batch, Grid, Phase, TaskView, below
 from dualprompt.methods.rehearsal import Rehearsal, RehearsalConfig
 
 HEAD = "head"
@@ -40,18 +40,15 @@ class Co2LConfig(RehearsalConfig):
 
 
 @METHODS.register("co2l")
-class Co2L(Rehearsal):
+class Co2L(Rehearsal[Co2LConfig]):
     """Asymmetric supervised contrast and instance-wise relation distillation (IRD) on a reservoir buffer."""
 
-    Config = Co2LConfig
     summary = "contrastive features, their relations distilled, and a head trained last; reservoir buffer"
     grid: ClassVar[Grid] = {"train.lr": (5e-5, 2e-4), "method.projector_lr": (0.001, 0.005)}
-    config: Co2LConfig
     past: Past | None = None
     training_head = False
 
-    def __init__(self, config: MethodConfig, backbone: BackboneSource) -> None:
-        assert isinstance(config, Co2LConfig)
+    def __init__(self, config: Co2LConfig, backbone: BackboneSource) -> None:
         super().__init__(config, backbone)
         dim = self.backbone.dim
         self.projector = nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, config.projection))

@@ -43,17 +43,14 @@ class CodaPromptConfig(MethodConfig):
 
 
 @METHODS.register("coda-prompt")
-class CodaPrompt(Prompted):
+class CodaPrompt(Prompted[CodaPromptConfig]):
     """At each prompted layer p = Σ_m γ(q(x) ⊙ A_m, K_m) P_m, over the components of all tasks seen."""
 
-    Config = CodaPromptConfig
     summary = "attention-weighted prompt components, new ones orthogonal to the old"
     grid: ClassVar[Grid] = {"train.lr": (0.001, 0.005), "method.ortho_weight": (0.1, 0.0)}
     defaults: ClassVar[Defaults] = {"train": {"lr": 0.001, "lr_scale": "none", "schedule": "cosine"}}
-    config: CodaPromptConfig
 
-    def __init__(self, config: MethodConfig, backbone: BackboneSource) -> None:
-        assert isinstance(config, CodaPromptConfig)
+    def __init__(self, config: CodaPromptConfig, backbone: BackboneSource) -> None:
         super().__init__(config, backbone)
         check_layers("method.layers", config.layers, self.backbone.depth)
         self.shared_layers = min(config.layers) - 1

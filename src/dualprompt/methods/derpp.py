@@ -22,17 +22,15 @@ class DERPPConfig(RehearsalConfig):
 
 
 @METHODS.register("der++")
-class DERPP(Rehearsal):
+class DERPP(Rehearsal[DERPPConfig]):
     """Dark experience replay with labels.
 
     The logits kept with an image are those of its test view when its task ends. The original stores them along the
     way, from whatever the network was when the image came by; here an image is stored raw, and once.
     """
 
-    Config = DERPPConfig
     summary = "replay of labels and of stored logits, from a reservoir buffer"
     grid: ClassVar[Grid] = {"train.lr": (5e-5, 2e-4), "method.alpha": (0.3, 1.0)}
-    config: DERPPConfig
 
     @property
     def buffer(self) -> BufferPlan:

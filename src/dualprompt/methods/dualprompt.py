@@ -24,6 +24,7 @@ from dualprompt.methods.base import (
     numbered,
 )
 from dualprompt.methods.heads import with_one
+from dualprompt.methods.ownership import OfTask
 from dualprompt.methods.prompted import Prompted
 from dualprompt.methods.ridge import Ridge
 from dualprompt.methods.statistics import ClassGaussians, GaussianMatching, KeyMatching, generator_for, realign
@@ -71,14 +72,13 @@ class DualPromptConfig(MethodConfig):
 
 
 @METHODS.register("dualprompt")
-class DualPrompt(Prompted):
+class DualPrompt(Prompted[DualPromptConfig]):
     """The paper's method. Its classifier and that of the baseline are one and the same."""
 
-    Config = DualPromptConfig
     summary = "G-Prompt, E-Prompts and task keys on a frozen backbone (the paper's method)"
     grid: ClassVar[Grid] = {"train.lr": (0.005, 0.0025), "method.init": ("uniform", "wide")}
     selections = ("query", "batch_vote", "oracle")
-    of_task: ClassVar[Mapping[str, int | None]] = {
+    of_task: ClassVar[OfTask] = {
         **Prompted.of_task,
         "bank.e_prompt": None,
         "bank.task_key": None,
@@ -96,11 +96,9 @@ class DualPrompt(Prompted):
         "keys": "mean",
         "align_lr": 0.001,
     }
-    config: DualPromptConfig
     bank: PromptBank
 
-    def __init__(self, config: MethodConfig, backbone: BackboneSource) -> None:
-        assert isinstance(config, DualPromptConfig)
+    def __init__(self, config: DualPromptConfig, backbone: BackboneSource) -> None:
         super().__init__(config, backbone)
         check_layers("method.g_layers", config.g_layers, self.backbone.depth)
         check_layers("method.e_layers", config.e_layers, self.backbone.depth)

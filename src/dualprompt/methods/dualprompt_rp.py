@@ -8,7 +8,6 @@ regressions are solved from sums over all tasks; no image is kept, and each imag
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import torch
@@ -20,7 +19,6 @@ from dualprompt.methods.base import (
     METHODS,
     Batch,
     Grid,
-    MethodConfig,
     Prediction,
     Selection,
     TaskView,
@@ -29,6 +27,7 @@ from dualprompt.methods.base import (
 )
 from dualprompt.methods.experts import SHARPNESS, Experts, ExpertsConfig, Projected, settle
 from dualprompt.methods.heads import GrowingHead
+from dualprompt.methods.ownership import OfTask
 from dualprompt.methods.statistics import generator_for
 from dualprompt.prompts.bank import vote
 
@@ -59,14 +58,13 @@ class DualPromptRPConfig(ExpertsConfig):
 
 
 @METHODS.register("dualprompt-rp")
-class DualPromptRP(Experts):
+class DualPromptRP(Experts[DualPromptRPConfig]):
     """A shared prompt from the first task, an E-Prompt a task, and a projected head over each."""
 
-    Config = DualPromptRPConfig
     summary = "DualPrompt with projected heads solved in closed form (ours)"
     grid: ClassVar[Grid] = {"method.reads": ("class+patches", "class"), "train.lr": (0.01, 0.005)}
     selections = ("query", "batch_vote", "oracle")
-    of_task: ClassVar[Mapping[str, int | None]] = {
+    of_task: ClassVar[OfTask] = {
         **Experts.of_task,
         "bank.e_prompt": None,
         "by_shared.ridge.sums": 1,
@@ -74,10 +72,8 @@ class DualPromptRP(Experts):
         "task_head.weight": 0,
         "task_head.bias": 0,
     }
-    config: DualPromptRPConfig
 
-    def __init__(self, config: MethodConfig, backbone: BackboneSource) -> None:
-        assert isinstance(config, DualPromptRPConfig)
+    def __init__(self, config: DualPromptRPConfig, backbone: BackboneSource) -> None:
         super().__init__(config, backbone)
         self.shared_prompt = nn.Buffer(torch.zeros(self.bank.e_shape))  # the first task's E-Prompt, which stays
         self.by_shared = Projected(self.width, config.projection)

@@ -18,13 +18,11 @@ class ERConfig(RehearsalConfig):
 
 
 @METHODS.register("er")
-class ER(Rehearsal):
+class ER(Rehearsal[ERConfig]):
     """Experience replay: cross-entropy over all seen classes, of new and of old images alike."""
 
-    Config = ERConfig
     summary = "fine-tuning on new images and as many from a reservoir buffer"
     grid: ClassVar[Grid] = {"train.lr": (5e-5, 2e-4), "method.head_lr": (0.005, 0.001)}
-    config: ERConfig
 
     def phases(self, task: TaskView) -> Sequence[Phase]:
         """Return one phase, with a replay batch at every step."""

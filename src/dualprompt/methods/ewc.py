@@ -14,7 +14,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dualprompt.backbones.base import BackboneSource
-from dualprompt.methods.base import METHODS, Batch, Grid, MethodConfig, TaskView
+from dualprompt.methods.base import METHODS, Batch, Grid, TaskView
 from dualprompt.methods.finetune import FineTune, FineTuneConfig
 
 # How many numbers the gradients of a chunk's images may hold together: as little as a CPU likes, 1 GiB elsewhere.
@@ -46,17 +46,15 @@ class EWCConfig(FineTuneConfig):
 
 
 @METHODS.register("ewc")
-class EWC(FineTune):
+class EWC(FineTune[EWCConfig]):
     """Fine-tuning with a quadratic penalty by the diagonal of the Fisher information."""
 
-    Config = EWCConfig
     summary = "fine-tuning with a Fisher-weighted penalty on changes"
     grid: ClassVar[Grid] = {"method.ewc_lambda": (1e3, 1e5, 10.0, 1e7)}
-    config: EWCConfig
     importance: Tensor
     anchor: Tensor
 
-    def __init__(self, config: MethodConfig, backbone: BackboneSource) -> None:
+    def __init__(self, config: EWCConfig, backbone: BackboneSource) -> None:
         super().__init__(config, backbone)
         # One number for each weight of `_protected`, which new tasks only extend at its end.
         self.register_buffer("importance", torch.empty(0))

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field, field_validator
 from torch import Tensor, nn
+from typing_extensions import TypeVar
 
 from dualprompt.backbones.base import BackboneSource, Prompts
 from dualprompt.config import LONGEST, WIDEST
@@ -88,14 +89,16 @@ def settle(head: GrowingHead, weights: Sequence[Tensor]) -> None:
     head.requires_grad_(False)
 
 
-class Experts(Prompted):
+E = TypeVar("E", bound=ExpertsConfig, covariant=True, default=ExpertsConfig)
+
+
+class Experts(Prompted[E]):
     """A prompt bank without keys, whose prompts are trained with a linear head that only training needs."""
 
     defaults: ClassVar[Defaults] = {"train": {"lr": 0.01, "lr_scale": "none", "schedule": "cosine"}}
     bank: PromptBank
 
-    def __init__(self, config: MethodConfig, backbone: BackboneSource, prompted: bool = True) -> None:
-        assert isinstance(config, ExpertsConfig)
+    def __init__(self, config: E, backbone: BackboneSource, prompted: bool = True) -> None:
         super().__init__(config, backbone)
         dim = self.backbone.dim
         g_layers, e_layers = (config.g_layers, config.e_layers) if prompted else ((), ())
@@ -114,7 +117,6 @@ class Experts(Prompted):
         )
         self.bank.requires_grad_(False)  # a task begins by saying what trains
         self.shared_layers = min((*g_layers, *e_layers), default=1) - 1
-        self.options = config
         self.head = GrowingHead(config.projection)  # of all classes
         self.training_head = GrowingHead(dim)  # of the classes whose prompts are being trained
         self.width = dim if config.reads == "class" else 2 * dim  # of what the projection reads
@@ -129,13 +131,13 @@ class Experts(Prompted):
         """Return one for a task that has prompts to train; a single class, masked, teaches nothing."""
         if task.classes == 1:
             return ()
-        return (Phase(epochs_factor=self.options.first_factor if task.index == 0 else 1),)
+        return (Phase(epochs_factor=self.config.first_factor if task.index == 0 else 1),)
 
     def add_expert(self, task: TaskView) -> None:
         """Add an E-Prompt, which starts from the one before; the G-Prompt is trained by the first task only."""
         if task.index == 0:
-            self.bank.begin(task.generator, self.options.init)
-        self.bank.grow(task.generator, self.options.init, from_previous=True)
+            self.bank.begin(task.generator, self.config.init)
+        self.bank.grow(task.generator, self.config.init, from_previous=True)
         self.bank.e_prompt[-1].requires_grad_(self.bank.e_prompt[-1].numel() > 0)
         self.bank.g_prompt.requires_grad_(task.index == 0 and self.bank.g_prompt.numel() > 0)
 
@@ -156,7 +158,7 @@ class Experts(Prompted):
 
     def read(self, tokens: Tensor, prompts: Prompts | None) -> Tensor:
         """Return the features that the projection reads, (batch, width)."""
-        return self.backbone.rest(tokens, self.shared_layers, prompts, self.options.reads)
+        return self.backbone.rest(tokens, self.shared_layers, prompts, self.config.reads)
 
     def read_all(self, task: TaskView, *prompts: Prompts | None) -> list[Tensor]:
         """Return the features of all training images of a task under each of the prompts."""

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field, field_validator
 from torch import Tensor
+from typing_extensions import TypeVar
 
 from dualprompt.methods.base import METHODS, Batch, Defaults, Grid, MethodConfig, below
 from dualprompt.methods.frozen_head import FrozenHead
@@ -26,7 +27,10 @@ class FineTuneConfig(MethodConfig):
     )
 
 
-class FineTune(FrozenHead):
+T = TypeVar("T", bound=FineTuneConfig, covariant=True, default=FineTuneConfig)
+
+
+class FineTune(FrozenHead[T]):
     """A backbone and a growing linear head, both trained."""
 
     # The rate of prompts would wreck a pre-trained backbone; at the backbone's, a head that starts at zero stays there.
@@ -38,12 +42,10 @@ class FineTune(FrozenHead):
     @property
     def trains_backbone(self) -> bool:
         """As configured."""
-        assert isinstance(self.config, FineTuneConfig)
         return self.config.train_backbone
 
     def own_lr(self, name: str) -> float | None:
         """The head has a rate of its own, if one is configured."""
-        assert isinstance(self.config, FineTuneConfig)
         return self.config.head_lr if name.startswith("head.") else None
 
     def features(self, batch: Batch) -> Tensor:
@@ -95,10 +97,9 @@ def distillation(student: Tensor, teacher: Tensor, temperature: float) -> Tensor
 
 
 @METHODS.register("ft-seq")
-class FineTuneSequential(FineTune):
+class FineTuneSequential(FineTune[FineTuneConfig]):
     """Fine-tuning task after task without any measure against forgetting: the lower bound."""
 
-    Config = FineTuneConfig
     summary = "fine-tunes everything, task after task: the lower bound"
     grid: ClassVar[Grid] = {"train.lr": (5e-5, 2e-4), "method.head_lr": (0.005, 0.001)}
 
@@ -118,13 +119,12 @@ class FineTunePlusPlusConfig(FineTuneConfig):
 
 
 @METHODS.register("ft++")
-class FineTunePlusPlus(FineTune):
+class FineTunePlusPlus(FineTune[FineTunePlusPlusConfig]):
     """FT-seq with the cross-entropy over the current task's classes only.
 
     No gradient pushes the logits of old classes down. It stands beside EWC and LwF, which train with that mask too:
     what they have above FT-seq may be the mask's, what they have above FT++ is their own.
     """
 
-    Config = FineTunePlusPlusConfig
     summary = "fine-tunes everything with the logits of old classes left out: FT-seq's masked sibling"
     grid: ClassVar[Grid] = {"train.lr": (5e-5, 2e-4), "method.head_lr": (0.005, 0.001)}

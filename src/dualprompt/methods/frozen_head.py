@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -10,9 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dualprompt.backbones.base import BackboneSource
+from dualprompt.methods import ownership
 from dualprompt.methods.base import (
     METHODS,
     Batch,
+    C,
     Grid,
     Method,
     MethodConfig,
@@ -22,6 +24,7 @@ from dualprompt.methods.base import (
     numbered,
 )
 from dualprompt.methods.heads import GrowingHead
+from dualprompt.methods.ownership import OfTask
 
 
 class FrozenHeadConfig(MethodConfig):
@@ -31,17 +34,18 @@ class FrozenHeadConfig(MethodConfig):
 
 
 @METHODS.register("frozen-head")
-class FrozenHead(Method):
+class FrozenHead(Method[C]):
     """A linear classifier on the frozen class-token feature, trained task after task."""
 
     Config = FrozenHeadConfig
     summary = "frozen backbone and a linear head, no prompts: the baseline"
     grid: ClassVar[Grid] = {"train.lr": (0.005, 0.0025, 0.001, 0.01)}
 
-    of_task: ClassVar[Mapping[str, int | None]] = {"head.weight": 0, "head.bias": 0}
+    # What of its state is each task's alone; what is not named here belongs to all tasks together.
+    of_task: ClassVar[OfTask] = {"head.weight": 0, "head.bias": 0}
     head: GrowingHead
 
-    def __init__(self, config: MethodConfig, backbone: BackboneSource) -> None:
+    def __init__(self, config: C, backbone: BackboneSource) -> None:
         super().__init__(config, backbone)
         self.head = GrowingHead(self.backbone.dim)
 
@@ -80,3 +84,24 @@ class FrozenHead(Method):
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Take over the head's rows."""
         self.head.restore(numbered(state, "head.weight"), numbered(state, "head.bias"), train_old=not self.masked)
+
+    def owned_by(self, task: int) -> dict[str, Tensor]:
+        """Return what `of_task` names."""
+        return ownership.owned(self.state(), self.of_task, task)
+
+    @property
+    def shares_prompts(self) -> bool:
+        """Whether `of_task` names nothing else that is there."""
+        return not ownership.has_own_parts(self.state(), self.of_task)
+
+    def forget(self, task: int, classes: Sequence[int], places: Sequence[int] | None) -> None:
+        """Drop what is theirs of all that `of_task` names."""
+        self.load_state(ownership.without(self.state(), self.of_task, task, classes, places))
+
+    def drop_classes(self, classes: Sequence[int]) -> None:
+        """Drop their rows."""
+        self.load_state(ownership.compacted(self.state(), classes))
+
+    def refuse_misfits(self, sizes: Sequence[int], columns: int) -> None:
+        """Refuse other tensors than `of_task` calls for."""
+        ownership.refuse_misfits(self.state(), self.of_task, sizes, columns)

@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from dualprompt.backbones.base import BackboneSource
-from dualprompt.methods.base import METHODS, Batch, BufferPlan, Defaults, Grid, MethodConfig, Phase, TaskView
+from dualprompt.methods.base import METHODS, Batch, BufferPlan, Defaults, Grid, Phase, TaskView
 from dualprompt.methods.rehearsal import Rehearsal, RehearsalConfig
 
 
@@ -26,7 +26,7 @@ class GDumbConfig(RehearsalConfig):
 
 
 @METHODS.register("gdumb")
-class GDumb(Rehearsal):
+class GDumb(Rehearsal[GDumbConfig]):
     """At every task a new model is trained on the greedily balanced buffer, from the pre-trained weights.
 
     It is trained to convergence, whatever the recipe's epochs: in the few passes that do for a task little is learned
@@ -35,16 +35,14 @@ class GDumb(Rehearsal):
     cosines of 1, 2, 4, … epochs.
     """
 
-    Config = GDumbConfig
     summary = "trained anew at every task, on a greedily balanced buffer only"
     grid: ClassVar[Grid] = {"train.lr": (1e-4, 5e-4), "method.head_lr": (0.005, None)}
     defaults: ClassVar[Defaults] = {
         "head_lr": 0.005,
         "train": {"lr": 1e-4, "lr_scale": "none", "schedule": "cosine"},
     }
-    config: GDumbConfig
 
-    def __init__(self, config: MethodConfig, backbone: BackboneSource) -> None:
+    def __init__(self, config: GDumbConfig, backbone: BackboneSource) -> None:
         super().__init__(config, backbone)
         # No part of the state: whoever builds the method brings the pre-trained weights again.
         kept = self.backbone.state_dict() if self.trains_backbone else {}

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dualprompt.backbones.base import BackboneSource
 from dualprompt.config import WIDEST
-from dualprompt.methods.base import METHODS, Grid, MethodConfig, TaskView
+from dualprompt.methods.base import METHODS, Grid, TaskView
 from dualprompt.methods.lda import LDA, LDAConfig
 from dualprompt.methods.statistics import generator_for, precise
 
@@ -35,18 +35,15 @@ class KLDAConfig(LDAConfig):
 
 
 @METHODS.register("klda")
-class KLDA(LDA):
+class KLDA(LDA[KLDAConfig]):
     """LDA after a fixed random map φ with φ(x)·φ(y) ≈ exp(−‖x − y‖² / 2σ²) (Rahimi and Recht, 2007)."""
 
-    Config = KLDAConfig
     summary = "linear discriminant analysis of random Fourier features; no training"
     grid: ClassVar[Grid] = {"method.bandwidth": (1.0, 0.5, 2.0, 4.0)}
-    config: KLDAConfig
     frequencies: Tensor
     phase: Tensor
 
-    def __init__(self, config: MethodConfig, backbone: BackboneSource) -> None:
-        assert isinstance(config, KLDAConfig)
+    def __init__(self, config: KLDAConfig, backbone: BackboneSource) -> None:
         super().__init__(config, backbone)
         self.register_buffer("frequencies", torch.zeros(self.backbone.dim, config.projection))
         self.register_buffer("phase", torch.zeros(config.projection))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import torch
@@ -22,6 +22,7 @@ from dualprompt.methods.base import (
     TaskView,
     numbered,
 )
+from dualprompt.methods.ownership import OfTask
 from dualprompt.methods.prompted import Prompted
 from dualprompt.prompts.bank import Init, cosine, draw
 
@@ -54,22 +55,19 @@ class L2PConfig(MethodConfig):
 
 
 @METHODS.register("l2p")
-class L2P(Prompted):
+class L2P(Prompted[L2PConfig]):
     """Each image picks its own prompts, in prediction and with a shared pool in training; no vote over a batch."""
 
-    Config = L2PConfig
     summary = "a pool of prompts, shared or grown by each task, picked by nearest keys"
     grid: ClassVar[Grid] = {"train.lr": (0.015, 0.005), "method.init": ("uniform", "wide")}
     defaults: ClassVar[Defaults] = {"train": {"lr": 0.005, "lr_scale": "none", "clip": 1.0}}
-    of_task: ClassVar[Mapping[str, int | None]] = {**Prompted.of_task, "prompts": None, "keys": None}
-    config: L2PConfig
+    of_task: ClassVar[OfTask] = {**Prompted.of_task, "prompts": None, "keys": None}
     prompt: nn.Parameter  # of a shared pool, (M, L_p, dim)
     key: nn.Parameter  # (M, dim)
     prompts: nn.ParameterList  # by task, each (N, L_p, dim)
     keys: nn.ParameterList  # each (N, dim)
 
-    def __init__(self, config: MethodConfig, backbone: BackboneSource) -> None:
-        assert isinstance(config, L2PConfig)
+    def __init__(self, config: L2PConfig, backbone: BackboneSource) -> None:
         super().__init__(config, backbone)
         # Keys train by the match loss alone: which keys are nearest has no gradient.
         self.trains_keys = config.match_weight > 0

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import TypeVar
 
 from dualprompt.backbones.base import BackboneSource
-from dualprompt.methods.base import METHODS, Batch, Grid, MethodConfig, TaskView, below
+from dualprompt.methods.base import METHODS, Batch, Grid, TaskView, below
 from dualprompt.methods.closed_form import ClosedForm, ClosedFormConfig
 from dualprompt.methods.heads import GrowingHead
+from dualprompt.methods.ownership import OfTask
 from dualprompt.methods.statistics import Discriminant
 
 
@@ -25,17 +26,19 @@ class LDAConfig(ClosedFormConfig):
     )
 
 
+L = TypeVar("L", bound=LDAConfig, covariant=True, default=LDAConfig)
+
+
 @METHODS.register("lda")
-class LDA(ClosedForm):
+class LDA(ClosedForm[L]):
     """Classes are Gaussians of one covariance, all equally likely beforehand. The order of tasks does not matter."""
 
     Config = LDAConfig
     summary = "linear discriminant analysis of frozen features; no training"
     grid: ClassVar[Grid] = {"method.shrinkage": (None, 0.001, 0.01, 0.1)}
-    of_task: ClassVar[Mapping[str, int | None]] = {**ClosedForm.of_task, "discriminant.means": 0}
+    of_task: ClassVar[OfTask] = {**ClosedForm.of_task, "discriminant.means": 0}
 
-    def __init__(self, config: MethodConfig, backbone: BackboneSource) -> None:
-        assert isinstance(config, LDAConfig)
+    def __init__(self, config: L, backbone: BackboneSource) -> None:
         super().__init__(config, backbone)
         dim = self.dimensions()
         self.head = GrowingHead(dim)

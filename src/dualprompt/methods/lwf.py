@@ -28,13 +28,11 @@ WARM_UP = "warm up the head"
 
 
 @METHODS.register("lwf")
-class LwF(FineTune):
+class LwF(FineTune[LwFConfig]):
     """Fine-tuning that distils the model as it was before the task."""
 
-    Config = LwFConfig
     summary = "fine-tuning that distils the previous model on the new images"
     grid: ClassVar[Grid] = {"method.distillation_weight": (1.0, 3.0), "train.lr": (5e-5, 2e-4)}
-    config: LwFConfig
     old: Snapshot | None = None
     warming_up = False
 

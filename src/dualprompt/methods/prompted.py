@@ -7,18 +7,18 @@ from torch import Tensor
 
 from dualprompt.backbones.base import BackboneSource, PromptableBackbone
 from dualprompt.errors import DualPromptError
-from dualprompt.methods.base import Batch, MethodConfig
+from dualprompt.methods.base import Batch, C
 from dualprompt.methods.frozen_head import FrozenHead
 
 
-class Prompted(FrozenHead):
+class Prompted(FrozenHead[C]):
     """A linear head on features that prompts have changed."""
 
     backbone: PromptableBackbone
     # Layers before the first prompted one give the same tokens to the query and to the prompted pass.
     shared_layers: int = 0
 
-    def __init__(self, config: MethodConfig, backbone: BackboneSource) -> None:
+    def __init__(self, config: C, backbone: BackboneSource) -> None:
         super().__init__(config, backbone)
         if self.needs_prompts and not isinstance(self.backbone, PromptableBackbone):
             raise DualPromptError(

@@ -6,7 +6,7 @@ prompts; without, the frozen features are those of every other method.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import torch
@@ -14,8 +14,9 @@ from pydantic import Field
 from torch import Tensor
 
 from dualprompt.backbones.base import BackboneSource, Prompts
-from dualprompt.methods.base import METHODS, Batch, Grid, MethodConfig, Phase, Prediction, Selection, TaskView, below
+from dualprompt.methods.base import METHODS, Batch, Grid, Phase, Prediction, Selection, TaskView, below
 from dualprompt.methods.experts import SHARPNESS, Experts, ExpertsConfig, Projected, settle
+from dualprompt.methods.ownership import OfTask
 from dualprompt.methods.statistics import generator_for
 
 
@@ -31,17 +32,14 @@ class RanPACConfig(ExpertsConfig):
 
 
 @METHODS.register("ranpac")
-class RanPAC(Experts):
+class RanPAC(Experts[RanPACConfig]):
     """Ridge regression on randomly projected features: the order of tasks does not matter to its sums."""
 
-    Config = RanPACConfig
     summary = "random projection of frozen features and ridge regression; prompts from the first task as an option"
     grid: ClassVar[Grid] = {"method.projection": (2000, 1000, 500, 4000)}
-    of_task: ClassVar[Mapping[str, int | None]] = {**Experts.of_task, "projected.ridge.sums": 1}
-    config: RanPACConfig
+    of_task: ClassVar[OfTask] = {**Experts.of_task, "projected.ridge.sums": 1}
 
-    def __init__(self, config: MethodConfig, backbone: BackboneSource) -> None:
-        assert isinstance(config, RanPACConfig)
+    def __init__(self, config: RanPACConfig, backbone: BackboneSource) -> None:
         super().__init__(config, backbone, prompted=config.first_session == "prompts")
         self.projected = Projected(self.width, config.projection)
 

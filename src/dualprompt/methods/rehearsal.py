@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from pydantic import Field, field_validator
 from torch import nn
+from typing_extensions import TypeVar
 
-from dualprompt.methods.base import Batch, BufferPlan, TaskView
+from dualprompt.methods.base import Batch, BufferPlan, Policy, TaskView
 from dualprompt.methods.finetune import FineTune, FineTuneConfig
 
 
@@ -25,15 +26,17 @@ class RehearsalConfig(FineTuneConfig):
         return value
 
 
-class Rehearsal(FineTune):
+R = TypeVar("R", bound=RehearsalConfig, covariant=True, default=RehearsalConfig)
+
+
+class Rehearsal(FineTune[R]):
     """Fine-tuning with a buffer of old images."""
 
-    policy: ClassVar[Literal["reservoir", "balanced"]] = "reservoir"
+    policy: ClassVar[Policy] = "reservoir"
 
     @property
     def buffer(self) -> BufferPlan:
         """As many images as configured."""
-        assert isinstance(self.config, RehearsalConfig)
         return BufferPlan(self.config.buffer_size, self.policy)
 
     def end_task(self, task: TaskView) -> None:

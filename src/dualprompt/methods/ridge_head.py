@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -10,9 +9,10 @@ from pydantic import Field
 from torch import Tensor
 
 from dualprompt.backbones.base import BackboneSource
-from dualprompt.methods.base import METHODS, Grid, MethodConfig, TaskView, below
+from dualprompt.methods.base import METHODS, Grid, TaskView, below
 from dualprompt.methods.closed_form import ClosedForm, ClosedFormConfig
 from dualprompt.methods.heads import with_one
+from dualprompt.methods.ownership import OfTask
 from dualprompt.methods.ridge import Ridge
 from dualprompt.methods.statistics import generator_for
 
@@ -25,17 +25,14 @@ class RidgeHeadConfig(ClosedFormConfig):
 
 
 @METHODS.register("ridge")
-class RidgeHead(ClosedForm):
+class RidgeHead(ClosedForm[RidgeHeadConfig]):
     """A linear head with a bias, by least squares over everything seen so far."""
 
-    Config = RidgeHeadConfig
     summary = "ridge regression on frozen features; no training"
     grid: ClassVar[Grid] = {}
-    of_task: ClassVar[Mapping[str, int | None]] = {**ClosedForm.of_task, "ridge.sums": 1}
-    config: RidgeHeadConfig
+    of_task: ClassVar[OfTask] = {**ClosedForm.of_task, "ridge.sums": 1}
 
-    def __init__(self, config: MethodConfig, backbone: BackboneSource) -> None:
-        assert isinstance(config, RidgeHeadConfig)
+    def __init__(self, config: RidgeHeadConfig, backbone: BackboneSource) -> None:
         super().__init__(config, backbone)
         self.ridge = Ridge(self.backbone.dim + 1, with_one)
 

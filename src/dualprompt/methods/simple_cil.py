@@ -20,10 +20,9 @@ class SimpleCILConfig(ClosedFormConfig):
 
 
 @METHODS.register("simple-cil")
-class SimpleCIL(ClosedForm):
+class SimpleCIL(ClosedForm[SimpleCILConfig]):
     """A cosine classifier whose rows are class means; nothing is trained."""
 
-    Config = SimpleCILConfig
     summary = "class means of frozen features, compared by cosine; no training"
     grid: ClassVar[Grid] = {}
 

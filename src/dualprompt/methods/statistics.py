@@ -26,13 +26,14 @@ def precise(values: Tensor) -> Tensor:
 class TensorList(nn.Module):
     """Buffers that grow by one a task; they are named by number and keep to the module's device."""
 
-    def __init__(self) -> None:
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
+        self.dtype = dtype
         self.register_buffer("_device", torch.empty(0), persistent=False)
 
     def append(self, values: Tensor) -> None:
-        """Add a tensor, in float32."""
-        mine = values.detach().to(self.get_buffer("_device").device, torch.float32)
+        """Add a tensor, in the list's precision."""
+        mine = values.detach().to(self.get_buffer("_device").device, self.dtype)
         self.register_buffer(str(len(self)), mine.contiguous())  # laid out as if read from a checkpoint
 
     def restore(self, values: Sequence[Tensor]) -> None:
@@ -47,6 +48,9 @@ class TensorList(nn.Module):
 
     def __iter__(self) -> Iterator[Tensor]:
         return (self.get_buffer(str(index)) for index in range(len(self)))
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.get_buffer(str(range(len(self))[index]))
 
 
 def class_means(features: Tensor, labels: Tensor, classes: int) -> Tensor:

@@ -9,7 +9,8 @@ import torch
 from pydantic import Field, field_validator
 
 from dualprompt.backbones.base import BackboneSource
-from dualprompt.methods.base import METHODS, Grid, MethodConfig, Phase, TaskView
+from dualprompt.backbones.known import drawn_by_seed
+from dualprompt.methods.base import METHODS, Grid, Phase, TaskView
 from dualprompt.methods.finetune import FineTune, FineTuneConfig
 
 
@@ -18,6 +19,8 @@ class UpperBoundConfig(FineTuneConfig):
 
     name: str = "upper-bound"
     epochs_factor: int = Field(default=1, ge=1, le=1000, description="how many times the recipe's epochs it trains for")
+
+    zero_residuals: bool = Field(default=False, description="blocks of a network that is drawn begin as the identity")
 
     @field_validator("training_logits")
     @classmethod
@@ -28,7 +31,7 @@ class UpperBoundConfig(FineTuneConfig):
 
 
 @METHODS.register("upper-bound")
-class UpperBound(FineTune):
+class UpperBound(FineTune[UpperBoundConfig]):
     """Each task is an occasion to train anew, from the pre-trained weights, on everything up to it.
 
     So every row of the accuracy matrix is a bound for what a continual learner may have reached by then. With the
@@ -36,14 +39,14 @@ class UpperBound(FineTune):
     bound for learners of this budget; with a larger `epochs_factor` it is "joint, longer".
     """
 
-    Config = UpperBoundConfig
     summary = "joint training on all tasks seen so far: the upper bound"
     grid: ClassVar[Grid] = {"train.lr": (5e-5, 2e-4), "method.head_lr": (0.005, 0.001)}
-    config: UpperBoundConfig
     joint = True
 
-    def __init__(self, config: MethodConfig, backbone: BackboneSource) -> None:
+    def __init__(self, config: UpperBoundConfig, backbone: BackboneSource) -> None:
         super().__init__(config, backbone)
+        if self.trains_backbone and config.zero_residuals and drawn_by_seed(self.backbone.name):
+            self.backbone.zero_residuals()
         weights = self.backbone.state_dict() if self.trains_backbone else {}
         self.pretrained = {name: value.clone() for name, value in weights.items()}
 

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from dualprompt.data.folder import one_form
+from dualprompt.methods.base import Method
 from dualprompt.model.foundation import Foundation, Model
 from dualprompt.model.names import Kind, find
-from dualprompt.model.network import bytes_of, compact, without
+from dualprompt.model.network import Rows
 from dualprompt.model.results import TaskInfo
+from dualprompt.run.checkpoint import State
 
 
 def forget(
@@ -31,8 +33,10 @@ def without_classes(foundation: Foundation, model: Model, number: int, labels: S
     rest = tuple(name for name in task.classes if name not in labels)
     rows = [i for i, row in enumerate(model.rows) if row is not None and row[0] == task.id and row[1] in labels]
     places = [task.classes.index(label) for label in labels] if rest else None
-    kept = without(model.kept, model.method.of_task, place, places, rows)
-    size = bytes_of(compact(kept).state, model.method.of_task, place) if rest else 0
+    method = foundation.method(model.state)
+    method.forget(place, rows, places)
+    alive = tuple(None if i in rows else row for i, row in enumerate(model.rows))
+    size = bytes_of(compact(foundation, method.state(), alive), place) if rest else 0
     # What was measured on images of a class that is gone says nothing of those that are left.
     left = replace(task, classes=rest, bytes=size, accuracy=None)
     tasks = tuple(each if each is not task else left for each in model.tasks if each is not task or rest)
@@ -45,4 +49,17 @@ def without_classes(foundation: Foundation, model: Model, number: int, labels: S
         return foundation.model(next_id=model.next_id)
     left_over = [{n: value for n, value in each.measured.items() if n != task.id} for each in tasks]
     tasks = tuple(replace(each, measured=own) for each, own in zip(tasks, left_over, strict=True))
-    return foundation.model(tasks, kept.rows, model.next_id, trust, kept.state)
+    return foundation.model(tasks, alive, model.next_id, trust, method=method)
+
+
+def compact(foundation: Foundation, state: State, rows: Rows) -> Method:
+    """Return a method of that state without the rows of forgotten classes."""
+    method = foundation.method(state)
+    if state:
+        method.drop_classes([i for i, row in enumerate(rows) if row is None])
+    return method
+
+
+def bytes_of(method: Method, task: int) -> int:
+    """Return how much a method, which must be compact, keeps for a task alone."""
+    return sum(value.nbytes for value in method.owned_by(task).values())

@@ -15,8 +15,7 @@ from dualprompt.config import RunConfig, parse
 from dualprompt.data.views import View
 from dualprompt.errors import DualPromptError
 from dualprompt.methods.base import METHODS, Method, MethodConfig, method_config
-from dualprompt.methods.frozen_head import FrozenHead
-from dualprompt.model.network import HeadRow, Kept, Network, refuse_larger
+from dualprompt.model.network import Network, Rows, refuse_larger
 from dualprompt.model.results import TaskInfo
 from dualprompt.run.checkpoint import State
 from dualprompt.training.distributed import compute_dtype
@@ -32,14 +31,14 @@ class Model:
     method: Method
     network: Network
     tasks: tuple[TaskInfo, ...] = ()
-    rows: tuple[HeadRow | None, ...] = ()
+    rows: Rows = ()
     next_id: int = 1
     trust: Trust = field(default_factory=dict)
 
     @property
-    def kept(self) -> Kept:
-        """Its tensors, and what each row of its head is."""
-        return Kept(self.method.state() if self.tasks else {}, self.rows)
+    def state(self) -> State:
+        """Its tensors."""
+        return self.method.state() if self.tasks else {}
 
 
 @dataclass(frozen=True)
@@ -54,11 +53,14 @@ class Foundation:
     backbones: BackboneFactory
     view: View
 
-    def method(self) -> Method:
-        """Return the method, which has learned nothing yet."""
+    def method(self, state: State | None = None) -> Method:
+        """Return the method, which has learned what `state` holds, or nothing yet."""
         method = METHODS[self.options.name](self.options, self.backbones)
         method.compute_dtype = self.dtype
-        return method.to(self.device)
+        method = method.to(self.device)
+        if state:
+            method.load_state({name: value.to(self.device) for name, value in state.items()})
+        return method
 
     def refuse_larger(self, state: State) -> None:
         """Refuse options, which may be a stranger's, that call for larger tensors than those of a state."""
@@ -67,7 +69,7 @@ class Foundation:
     def model(
         self,
         tasks: tuple[TaskInfo, ...] = (),
-        rows: tuple[HeadRow | None, ...] = (),
+        rows: Rows = (),
         next_id: int = 1,
         trust: Trust | None = None,
         state: State | None = None,
@@ -79,9 +81,7 @@ class Foundation:
         has learned already.
         """
         if method is None:
-            method = self.method()
-            if state:
-                method.load_state({name: value.to(self.device) for name, value in state.items()})
+            method = self.method(state)
         network = Network(method, self.view.mean, self.view.std, rows)
         return Model(method, network, tasks, rows, next_id, trust or {})
 
@@ -101,7 +101,7 @@ def build(values: dict[str, Any], backbone: str, input_size: int | None, device:
     dtype = compute_dtype(config, found)
     backbones = weights.factory(checkpoint, input_size=config.backbone.input_size)
     made = _outline(options, backbones)
-    if not isinstance(made, FrozenHead) or made.trains_backbone or made.joint:
+    if not made.can_forget or made.trains_backbone or made.joint:
         raise DualPromptError(f"method '{options.name}' trains the backbone or keeps images; take dualprompt")
     backbones.place(found, dtype)
     view = View(
@@ -111,6 +111,8 @@ def build(values: dict[str, Any], backbone: str, input_size: int | None, device:
         interpolation=info.interpolation,
         test="resize",
         augment=config.train.augment,
+        rotation=config.train.rotation,
+        jitter=config.train.jitter,
     )
     return Foundation(config, options, info, found, dtype, backbones, view)
 

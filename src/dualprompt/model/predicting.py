@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
 import torch
 
 from dualprompt.errors import DualPromptError, nearest
+from dualprompt.methods.base import Method
 from dualprompt.model.foundation import Foundation, Model, Trust
 from dualprompt.model.images import ImageLike, read_all
 from dualprompt.model.results import Answer, Calibration, Evaluation, Level, Score, TaskInfo
@@ -19,7 +21,13 @@ BATCH = 64
 ACCEPTED = (0.99, 0.98, 0.95, 0.9, 0.8, 0.7)  # shares of known images for which `calibrate` tells the threshold
 
 
-@torch.inference_mode()
+@contextmanager
+def asking(method: Method) -> Iterator[None]:
+    """Spare the bookkeeping for gradients; in inference mode a method that predicts with them could not take any."""
+    with torch.inference_mode(not method.predicts_with_gradients), torch.no_grad():
+        yield
+
+
 def answers_to(
     foundation: Foundation,
     model: Model,
@@ -37,8 +45,9 @@ def answers_to(
     answers: list[Answer] = []
     for start in range(0, len(pixels), batch_size):
         part = torch.from_numpy(np.ascontiguousarray(pixels[start : start + batch_size])).to(foundation.device)
-        logits, tasks, similarity = model.network(part)
-        probability, best = logits.softmax(dim=1).topk(min(top_k, logits.shape[1]), dim=1)
+        with asking(model.method):
+            logits, tasks, similarity = model.network(part)
+            probability, best = logits.softmax(dim=1).topk(min(top_k, logits.shape[1]), dim=1)
         for values in zip(*(t.tolist() for t in (probability, best, tasks, similarity)), strict=True):
             answer = _answer(model, *values)
             known = threshold is None or answer.trust >= threshold

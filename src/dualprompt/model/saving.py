@@ -14,7 +14,7 @@ from dualprompt.errors import DualPromptError
 from dualprompt.model import foundation as foundations
 from dualprompt.model import saved
 from dualprompt.model.foundation import Foundation, Model
-from dualprompt.model.network import refuse_misfits
+from dualprompt.model.predicting import asking
 from dualprompt.model.results import TaskInfo
 from dualprompt.run.checkpoint import State
 
@@ -90,10 +90,10 @@ def _model(foundation: Foundation, record: saved.ModelRecord, state: State) -> M
     )
     model = foundation.model(tasks, tuple(record.rows), record.next_id, dict(record.trust), state)
     if tasks:
-        refuse_misfits(model.kept, model.method.of_task, [len(task.classes) for task in tasks])
+        model.method.refuse_misfits([len(task.classes) for task in tasks], len(model.rows))
         side = foundation.view.side
         blank = torch.zeros(1, side, side, 3, dtype=torch.uint8, device=foundation.device)
-        with torch.inference_mode():
+        with asking(model.method):
             logits, task, similarity = model.network(blank)
         if not all(bool(torch.isfinite(value).all()) for value in (logits, similarity)) or int(task) >= len(tasks):
             raise ValueError("it has no answer to a black image")

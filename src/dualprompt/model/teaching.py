@@ -17,10 +17,10 @@ from dualprompt.data.views import View
 from dualprompt.errors import DualPromptError
 from dualprompt.files import digest, disk_errors
 from dualprompt.methods.base import MethodConfig
+from dualprompt.model.forgetting import bytes_of, compact
 from dualprompt.model.foundation import Foundation, Model
 from dualprompt.model.images import ImageLike, complaint, read_some
 from dualprompt.model.names import refuse_unprintable
-from dualprompt.model.network import bytes_of, compact
 from dualprompt.model.predicting import answers_to
 from dualprompt.model.results import TaskInfo
 from dualprompt.model.task import fingerprint, held_out, state_digest, task_of
@@ -101,14 +101,13 @@ def train(
     `classes` name the images of each class, whose `pixels` follow each other in the same order. Checkpoints go below
     the folder `work`, under a name made from all that decides the result, so that interrupted learning goes on there.
     """
-    kept = compact(model.kept)
+    known = tuple(row for row in model.rows if row is not None)
+    state = compact(foundation, model.state, model.rows).state() if model.tasks else {}
     labels = np.repeat(np.arange(len(classes)), [len(own) for own in classes.values()])
     held = held_out(labels, tuple(classes), config.seed)
-    task = task_of(len(model.tasks), name, tuple(classes), len(kept.rows), pixels, labels, held)
+    task = task_of(len(model.tasks), name, tuple(classes), len(known), pixels, labels, held)
     stream = TaskStream((task,), fingerprint(task), ())
-    folder = work / digest(
-        [config_digest(config), stream.fingerprint, foundation.weights.sha256, state_digest(kept.state)]
-    )
+    folder = work / digest([config_digest(config), stream.fingerprint, foundation.weights.sha256, state_digest(state)])
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     fabric = launch(config)
@@ -116,8 +115,8 @@ def train(
     setup = Setup(
         config, fabric, foundation.method(), stream, feed, foundation.weights, foundation.dtype, foundation.backbones
     )
-    extend(setup, Run(folder, len(model.tasks), kept.state), progress)
-    rows = (*kept.rows, *((model.next_id, label) for label in classes))
+    extend(setup, Run(folder, len(model.tasks), state), progress)
+    rows = (*known, *((model.next_id, label) for label in classes))
     learned = foundation.model(model.tasks, rows, model.next_id + 1, model.trust, method=setup.method)
     info = TaskInfo(
         id=model.next_id,
@@ -125,7 +124,7 @@ def train(
         classes=tuple(classes),
         images=len(pixels),
         learned=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        bytes=bytes_of(setup.method.state(), setup.method.of_task, len(model.tasks)),
+        bytes=bytes_of(setup.method, len(model.tasks)),
         accuracy=None,
     )
     learned = replace(learned, tasks=(*model.tasks, info))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,6 +24,7 @@ from dualprompt.files import atomic, parse_json, read_bytes
 State = dict[str, Tensor]
 MOST_BYTES = 2**40
 DELETE = "delete it to continue from the one before"
+OPTIMISER = "optimiser"
 BUFFER = "buffer/"  # what the names of the rehearsal buffer's tensors begin with
 
 
@@ -58,7 +59,7 @@ class Work:
     """What is kept of a task that is being learned."""
 
     method: State  # what the task has changed so far
-    optimiser: State
+    optimisers: dict[str, State]  # by name; one that has not stepped yet is not among them
     loss: Tensor  # summed over the steps of the epoch
 
 
@@ -182,14 +183,15 @@ class Checkpoints:
         position: Position,
         state: State,
         before: State,
-        optimiser: Optimizer,
+        optimisers: Mapping[str, Optimizer],
         loss: Tensor,
     ) -> None:
-        """Keep the work in progress: what the current task changed, the optimiser, and the position."""
+        """Keep the work in progress: what the current task changed, the optimisers by name, and the position."""
         tensors = {f"method/{name}": value for name, value in changed(state, before).items()}
-        names = _names(optimiser)
-        for index, values in optimiser.state_dict()["state"].items():
-            tensors.update({f"optimiser/{names[index]}/{key}": value for key, value in values.items()})
+        for own, optimiser in optimisers.items():
+            names, place = _names(optimiser), f"{OPTIMISER}{own and f'.{own}'}"
+            for index, values in optimiser.state_dict()["state"].items():
+                tensors.update({f"{place}/{names[index]}/{key}": value for key, value in values.items()})
         tensors["loss"] = loss
         write(self.progress_path, tensors, asdict(position))
 
@@ -209,7 +211,7 @@ class Checkpoints:
                 loss = tensors.get("loss")
                 if loss is None or loss.shape != ():
                     raise DualPromptError(f"checkpoint {self.progress_path} is damaged (it has no loss); {DELETE}")
-                return position, Work(_below("method/", tensors), _below("optimiser/", tensors), loss)
+                return position, Work(_below("method/", tensors), _optimisers(tensors), loss)
         if finished > self.first:
             position = read(self.task_path(finished - 1))[1]
             self._check(self.task_path(finished - 1), position, finished)
@@ -230,11 +232,22 @@ def _names(optimiser: Optimizer) -> list[str]:
     return [name for group in optimiser.param_groups for name in group["param_names"]]
 
 
-def restore_optimiser(optimiser: Optimizer, saved: State) -> None:
-    """Give an optimiser the state that `save_progress` kept."""
-    names = _names(optimiser)
-    state: dict[int, dict[str, Tensor]] = {}
-    for name, value in saved.items():
-        parameter, _, key = name.rpartition("/")
-        state.setdefault(names.index(parameter), {})[key] = value
-    optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})
+def _optimisers(tensors: State) -> dict[str, State]:
+    """Return what was kept of each optimiser, by its name; that of most methods has none, and is "optimiser/…"."""
+    found: dict[str, State] = {}
+    for name, value in tensors.items():
+        place, _, rest = name.partition("/")
+        if place.partition(".")[0] == OPTIMISER:
+            found.setdefault(place.partition(".")[2], {})[rest] = value
+    return found
+
+
+def restore_optimisers(optimisers: Mapping[str, Optimizer], saved: Mapping[str, State]) -> None:
+    """Give optimisers the state that `save_progress` kept; a name that is not among them is a KeyError."""
+    for own, kept in saved.items():
+        optimiser, state = optimisers[own], dict[int, dict[str, Tensor]]()
+        names = _names(optimiser)
+        for name, value in kept.items():
+            parameter, _, key = name.rpartition("/")
+            state.setdefault(names.index(parameter), {})[key] = value
+        optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})

@@ -16,7 +16,19 @@ CIRCUMSTANCES = {"device", "devices", "nodes", "checkpoint", "compile", "track"}
 # Options that came later: at these values a run is what it was before they existed, and keeps its identity.
 ADDED: dict[str, dict[str, Any]] = {
     "benchmark": {"test_per_class": None},
-    "train": {"optimiser": "adam", "schedule": "constant", "weight_decay": 0.0},
+    "train": {
+        "optimiser": "adam",
+        "momentum": 0.9,
+        "nesterov": False,
+        "schedule": "constant",
+        "milestones": [],
+        "gamma": 0.1,
+        "warmup_epochs": 0,
+        "weight_decay": 0.0,
+        "decay": "decoupled",
+        "rotation": 0.0,
+        "jitter": [0.0, 0.0, 0.0, 0.0],
+    },
     "method": {
         "head_lr": None,
         "head": "linear",
@@ -28,6 +40,7 @@ ADDED: dict[str, dict[str, Any]] = {
         "pool": "shared",
         "warmup_epochs": 0,
         "epochs_factor": 1,
+        "zero_residuals": False,
     },
 }
 

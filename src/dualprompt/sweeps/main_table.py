@@ -74,6 +74,11 @@ class TableRow(OverSeeds):
     obtained: tuple[Obtained, ...]
     published: paper.Published | None
 
+    @property
+    def seconds(self) -> float | None:
+        """How long a finished run trained, in the mean."""
+        return mean_and_deviation([each.seconds for each in self.finished])[0] if self.finished else None
+
     def against(self, reference: TableRow | None) -> Difference | None:
         """Return how much higher its A is than the reference's, over the seeds that both have."""
         return None if reference is None or reference is self else paired(self.results, reference.results)
@@ -104,13 +109,14 @@ class TableRow(OverSeeds):
             "buffer_bytes": buffer.get("bytes"),
             "kept_mb": first and first["parameters"].get("kept", {}).get("mb"),
             "additional_parameters": first and first["parameters"]["additional"]["count"],
-            "training_seconds": mean_and_deviation([each.seconds for each in self.finished])[0] if first else None,
+            "training_seconds": self.seconds,
         }
 
 
 def default_methods() -> list[str]:
-    """Return every method: the paper's in its order, then the others; last those that train jointly, also longer."""
-    known = sorted(METHODS.names(), key=lambda name: (*paper.ORDER, name).index(name))
+    """Return every method but those of Table 2: the paper's in its order, then the others; last joint training."""
+    names = [name for name in METHODS.names() if name not in paper.ARCHITECTURES]
+    known = sorted(names, key=lambda name: (*paper.ORDER, name).index(name))
     joint = [name for name in known if METHODS[name].joint]
     others = [name for name in known if name not in joint]
     return [*others, *(label for name in joint for label in (name, f"{name}:{LONGER}"))]
@@ -273,7 +279,7 @@ def sheet(rows: Sequence[TableRow], reference: TableRow | None = None) -> Sheet:
         groups.setdefault((line.joint, line.buffer), []).append(cells)
     remarks = explained(len(row.finished) for row in rows) or [f"seed {config.seed}"]
     remarks += [f"differences are over the seeds that both lines have; {RULE}"] if reference else []
-    remarks += [*_settings(rows), *_other_code(rows)]
+    remarks += [*settings(rows), *other_code(rows)]
     if theirs and not same:
         remarks.append(
             f"the paper's numbers are of another backbone ({paper.BACKBONE_TITLE}): not comparable with {backbone}"
@@ -282,7 +288,7 @@ def sheet(rows: Sequence[TableRow], reference: TableRow | None = None) -> Sheet:
     return Sheet(title, columns, tuple(tuple(group) for group in groups.values()), tuple(remarks))
 
 
-def _settings(rows: Sequence[TableRow]) -> list[str]:
+def settings(rows: Sequence[TableRow]) -> list[str]:
     """Say which settings are not the recipe's, and whose they are."""
     labels = list(dict.fromkeys(row.line.label for row in rows))
     remarks = []
@@ -302,7 +308,7 @@ def _settings(rows: Sequence[TableRow]) -> list[str]:
     return remarks
 
 
-def _other_code(rows: Sequence[TableRow]) -> list[str]:
+def other_code(rows: Sequence[TableRow]) -> list[str]:
     """Say which lines have runs that other code made than that at hand."""
     counts = [(row, sum(each.other_code for each in row.finished)) for row in rows]
     listed = ", ".join(f"{row.line.name} ({count} of {len(row.finished)})" for row, count in counts if count)

@@ -76,7 +76,7 @@ def obtain(
         if others := _Others(missing, root, identities).count:
             progress.note(f"{others} results of other code are in {root}; they stay there, and are not reused")
         with progress.bar(Work("runs", len(missing), "runs")) as bar:
-            tally = _Tally(len(missing), progress, bar)
+            tally = _Tally(missing, progress, bar)
             if not isinstance(jobs, int):
                 jobs.carry_out(missing, progress, tally.count)
             elif jobs == 1:
@@ -197,10 +197,12 @@ class _Identities:
 
 
 class _Tally:
-    """Counts finished runs, and says how long the others will take."""
+    """Counts finished runs, and says how long the others will take, by the epochs that each has."""
 
-    def __init__(self, total: int, progress: Progress, bar: Bar) -> None:
-        self.total, self.progress, self.bar = total, progress, bar
+    def __init__(self, missing: Sequence[Obtained], progress: Progress, bar: Bar) -> None:
+        self.total, self.progress, self.bar = len(missing), progress, bar
+        self.epochs_left = sum(each.config.train.epochs for each in missing)
+        self.epochs_done = 0
         self.done: list[Obtained] = []
         self.began = time.monotonic()
 
@@ -216,8 +218,10 @@ class _Tally:
                 write_json(record, {"error": error, "time": moment, "details": details})
             outcome = error
         self.done.append(replace(asked, error=error))
-        seconds = (time.monotonic() - self.began) / len(self.done)
-        pace = Pace(seconds, left=seconds * (self.total - len(self.done)))
+        self.epochs_done += asked.config.train.epochs
+        self.epochs_left -= asked.config.train.epochs
+        elapsed = time.monotonic() - self.began
+        pace = Pace(elapsed / len(self.done), left=elapsed / self.epochs_done * self.epochs_left)
         self.bar.advance()
         self.bar.remark(pace)
         self.progress.receive(RunEnded(len(self.done), self.total, asked.name, outcome, pace))

@@ -9,6 +9,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from dualprompt.data.views import Draws
+
 
 class Spec:
     """Base of frozen dataclasses whose fields are tensors, other specs, tuples of either, or None."""
@@ -50,10 +52,18 @@ class Spec:
 
 @dataclass(frozen=True, eq=False)
 class Crop(Spec):
-    """What part of each image is seen; None: all of it, as it is."""
+    """How each image is seen, as `data.views.Draws` says; None: all of it, as it is."""
 
     boxes: Tensor | None = None
     flips: Tensor | None = None
+    shifts: Tensor | None = None
+    angles: Tensor | None = None
+    jitter: Tensor | None = None
+
+    @classmethod
+    def of(cls, draws: Draws, part: slice) -> Crop:
+        """Return how a part of the images for which draws were made is seen."""
+        return cls(*(None if each is None else each[part] for each in draws))
 
 
 @dataclass(frozen=True, eq=False)

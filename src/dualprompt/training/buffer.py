@@ -13,13 +13,17 @@ from dualprompt.data.stream import Subset
 from dualprompt.methods.base import BufferPlan
 from dualprompt.seeds import derive
 
+Asked = Callable[[Subset], Tensor]  # what the method says of images, one row each
+
 
 class Buffer:
     """At most `plan.size` images of the tasks so far: its own copies, as the dataset has them, never augmented.
 
     "reservoir" keeps every image of the stream so far with equal probability (Algorithm R). "balanced" is GDumb's
-    greedy sampler: once the buffer is full, a class with fewer images takes a slot from the largest class. With
-    notes, what the method said of an image when its task ended stays with the image for as long as it is kept.
+    greedy sampler: once the buffer is full, a class with fewer images takes a slot from the largest class. "herding"
+    keeps as many of every class, the first ones of the order in which `herd` ranks them; the order in which they are
+    held is that ranking, so a class that must make room loses its last ones. With notes, what the method said of an
+    image when its task ended stays with the image for as long as it is kept.
 
     With a reserve, the buffer decides at a task's beginning which of its images are set aside, and keeps these apart:
     what was reserved once is never given out for training, and what was trained on is never reserved.
@@ -71,10 +75,11 @@ class Buffer:
             marked[mine[torch.randperm(count, generator=generator)[:wanted]]] = True
         return marked
 
-    def offer(self, subset: Subset, task: int, note: Callable[[Subset], Tensor] | None = None) -> None:
+    def offer(self, subset: Subset, task: int, note: Asked | None = None, features: Asked | None = None) -> None:
         """Offer each image of a task once, in an order that the seed and the task decide.
 
-        `note` is asked once, about the images that are kept, if the plan wants notes.
+        `note` is asked once, about the images that are kept, if the plan wants notes. `features` is asked once, about
+        all of them, if the policy is herding.
         """
         generator = torch.Generator().manual_seed(derive(self.seed, "buffer", task))
         order = torch.randperm(len(subset), generator=generator)
@@ -83,6 +88,10 @@ class Buffer:
         reserved = torch.cat([self._is_reserved, self.to_reserve(subset, task)[order]])
         if self.plan.policy == "reservoir":
             kept = _reservoir(self.seen, len(subset), self.plan.size, generator)
+        elif self.plan.policy == "herding":
+            if features is None:
+                raise ValueError("the plan of this buffer is to herd, but no features are offered")
+            kept = _herded(labels, held, features(subset).cpu()[order], self.plan.size)
         else:
             apart, others = reserved.nonzero()[:, 0], (~reserved).nonzero()[:, 0]
             room = reserve_size(self.plan.size, len(labels.unique()))
@@ -142,6 +151,42 @@ def _reservoir(seen: int, offered: int, size: int, generator: torch.Generator) -
     into = slot < size
     holder = torch.arange(min(seen + offered, size))
     return holder.scatter_reduce_(0, slot[into], held + torch.arange(offered)[into], "amax")  # the last one stays
+
+
+def herd(features: Tensor, count: int) -> Tensor:
+    """Return the first `count` rows of features (images, dim) in the order of herding (Welling, 2009; iCaRL, 2017).
+
+    The next one is always that image, of those left, with which the mean of all chosen so far is nearest to the mean
+    of all images. As features have length one, that is the one with the largest product with w = k·mean − Σ chosen.
+    """
+    features = F.normalize(features.double(), dim=1)
+    mean = features.mean(dim=0)
+    wanted, chosen = mean.clone(), list[int]()
+    left = torch.zeros(len(features), dtype=torch.float64)
+    for _ in range(min(count, len(features))):
+        row = int((features @ wanted + left).argmax())
+        left[row] = -torch.inf
+        wanted += mean - features[row]
+        chosen.append(row)
+    return torch.tensor(chosen, dtype=torch.int64)
+
+
+def _herded(labels: Tensor, held: int, features: Tensor, size: int) -> Tensor:
+    """Return the rows of (held, offered) that stay, given the labels of both, in the order of their classes' rankings.
+
+    Every class has size / classes places, rounded down; where there are more classes than places, the oldest have one.
+    """
+    offered = labels[held:]
+    classes = list(dict.fromkeys(labels[:held].tolist())) + sorted(set(offered.tolist()) - set(labels[:held].tolist()))
+    places = size // len(classes) if classes else 0
+    room = {label: places or int(number < size) for number, label in enumerate(classes)}
+    old, new = list[Tensor](), list[Tensor]()
+    for label in classes:
+        mine = (labels[:held] == label).nonzero()[:, 0][: room[label]]
+        rows = (offered == label).nonzero()[:, 0]
+        old.append(mine)
+        new.append(held + rows[herd(features[rows], room[label] - len(mine))])
+    return torch.cat([torch.cat(old).sort().values, *new]) if classes else torch.zeros(0, dtype=torch.int64)
 
 
 def _balanced(labels: Tensor, size: int, generator: torch.Generator) -> Tensor:

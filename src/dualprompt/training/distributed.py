@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
     from dualprompt.methods.base import Batch, Method
+
+Loss: TypeAlias = "Callable[[Batch], Tensor]"
 
 
 def launch(config: RunConfig) -> Fabric:
@@ -79,19 +83,25 @@ def local_part(count: int, rank: int, processes: int) -> slice:
 
 
 class LossModule(nn.Module):
-    """A method seen as a module whose forward is its loss, which is what DDP knows how to wrap."""
+    """A method seen as a module whose forward is the loss of one of its steps, which is what DDP knows how to wrap."""
 
-    def __init__(self, method: Method) -> None:
+    def __init__(self, method: Method, losses: Sequence[Loss]) -> None:
         super().__init__()
-        self.method = method
+        self.method, self.losses = method, losses
 
-    def forward(self, batch: Batch) -> Tensor:
-        """Return the method's loss."""
-        return self.method.loss(batch)
+    def forward(self, batch: Batch, number: int = 0) -> Tensor:
+        """Return the loss of a step."""
+        return self.losses[number](batch)
 
 
-def distribute(fabric: Fabric, method: Method) -> Any:
-    """Return a callable from batch to loss whose gradients are averaged over all processes."""
+def distribute(fabric: Fabric, method: Method, losses: Sequence[Loss]) -> list[Loss]:
+    """Return the losses of a method's steps as functions whose gradients are averaged over all processes."""
     if fabric.world_size == 1:
-        return method.loss
-    return fabric.setup_module(LossModule(method), move_to_device=False)
+        return list(losses)
+    module = LossModule(method, losses)
+    if len(losses) == 1:
+        return [fabric.setup_module(module, move_to_device=False)]
+    # No loss of several need reach every parameter.
+    places = [fabric.device.index] if fabric.device.type == "cuda" else None
+    together = nn.parallel.DistributedDataParallel(module, device_ids=places, find_unused_parameters=True)
+    return [partial(together, number=number) for number in range(len(losses))]

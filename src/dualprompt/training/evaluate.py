@@ -151,7 +151,7 @@ def classify(
         spec: the images of this step, with their true tasks and rows.
     """
     batch = feed.batch(images, spec if selection == "oracle" else replace(spec, task=None))
-    prediction = method.predict(batch, selection)
+    prediction = method.answer(batch, selection)
     counts[0] += (prediction.logits.argmax(dim=1) == spec.labels).sum()
     if prediction.selected is not None:
         place = 1 + prediction.selected.clamp(max=len(counts) - 2)

@@ -147,4 +147,5 @@ class Feed:
         return replace(spec, look=None, views=tuple(self._show(canvas, crop) for crop in look.crops))
 
     def _show(self, canvas: Canvas, crop: Crop) -> Tensor:
-        return self.view.show(canvas, crop.boxes, crop.flips).to(self.dtype)
+        drawn = crop.boxes, crop.flips, crop.shifts, crop.angles, crop.jitter
+        return self.view.show(canvas, *drawn).to(self.dtype)

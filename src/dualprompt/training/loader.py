@@ -56,7 +56,8 @@ class Loader:
         self.feed, self.subset, self.phase = feed, subset, phase
         self.view = feed.view if phase.augment is None else replace(feed.view, augment=phase.augment)
         self.size = feed.config.train.batch_size
-        self.buffer = buffer if phase.replay and buffer is not None and len(buffer) else None
+        replays = bool(phase.replay or phase.more_replay)
+        self.buffer = buffer if replays and buffer is not None and len(buffer) else None
         self._place = (task,) if number == 0 else (task, "phase", number)
         serves = self.view.training_is_fixed or feed.config.train.query_view == "fixed"
         known = frozen and serves and phase.views == 1
@@ -117,23 +118,30 @@ class Loader:
         if part.stop == part.start:  # fewer images than processes: any one image, counted as nothing
             part = slice(0, 1)
         main = self._images(self.subset, rows, part, self._generator("augment", epoch, step))
-        if self.phase.noise:
-            drawn = torch.rand(len(rows), self.phase.noise, generator=self._generator("noise", epoch, step))
-            main = replace(main, noise=drawn[part])
-        replays: list[ImageSpec] = []
+        noise = self._generator("noise", epoch, step)
+        main, replays = self._with_noise(main, len(rows), part, noise), list[ImageSpec]()
         if self.buffer is not None:
             generator = self._generator("replay", epoch, step)
-            for _ in range(self.phase.replay):
-                chosen = torch.randint(len(self.buffer), (len(rows),), generator=generator)
-                replays.append(self._images(self.buffer, chosen, part, generator))
+            sizes = [len(rows)] * self.phase.replay + list(self.phase.more_replay)
+            for size in sizes:
+                chosen = torch.randint(len(self.buffer), (size,), generator=generator)
+                own = part if size == len(rows) else local_part(size, fabric.global_rank, fabric.world_size)
+                drawn = self._images(self.buffer, chosen, own, generator)
+                replays.append(self._with_noise(drawn, size, own, noise))
         return LocalBatch(BatchSpec(main, tuple(replays), torch.tensor(weight)), part.stop - part.start)
+
+    def _with_noise(self, spec: ImageSpec, size: int, part: slice, generator: torch.Generator) -> ImageSpec:
+        """Add this process's part of the phase's noise, drawn for the whole batch."""
+        if not self.phase.noise:
+            return spec
+        return replace(spec, noise=torch.rand(size, self.phase.noise, generator=generator)[part])
 
     def _images(self, subset: Subset, rows: Tensor, part: slice, generator: torch.Generator) -> ImageSpec:
         """Draw how the images at some rows are seen; return this process's part of them."""
         shapes = subset.images.shapes[subset.indices[rows]]
         draws = [self.view.draw(shapes, generator) for _ in range(self.phase.views)]
         fixed = Crop(self.view.fixed_boxes(shapes[part])) if any(drawn is None for drawn in draws) else Crop()
-        crops = tuple(fixed if drawn is None else Crop(drawn[0][part], drawn[1][part]) for drawn in draws)
+        crops = tuple(fixed if drawn is None else Crop.of(drawn, part) for drawn in draws)
         mine = rows[part]
         look = Look(subset.indices[mine], shapes[part], crops)
         if self.feed.fabric.device.type == "cuda" and self.feed.resident(subset.images) is None:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
+from dualprompt.config import TrainConfig
 from dualprompt.data.stream import Subset, Task
 from dualprompt.errors import DualPromptError
-from dualprompt.methods.base import Phase, TaskView
+from dualprompt.methods.base import Phase, Step, TaskView
 from dualprompt.progress import SILENT, Bar, Loss, Progress, TaskEvaluated, Work
 from dualprompt.run import predictions
 from dualprompt.run.folder import Run
@@ -24,10 +25,10 @@ from dualprompt.training.batch import BatchSpec
 from dualprompt.training.distributed import distribute, total
 from dualprompt.training.evaluate import Answers, Score, evaluate
 from dualprompt.training.loader import Loader
-from dualprompt.training.optimise import make_optimiser, set_rates
+from dualprompt.training.optimise import ReadyStep, make_optimisers, recipe_of, set_rates
 from dualprompt.training.rehearsal import Rehearsal
 from dualprompt.training.result import final_result, task_line
-from dualprompt.training.select import select_subset, task_view
+from dualprompt.training.select import cut_to_rarest, hold_out, select_subset, task_view
 from dualprompt.training.setup import Setup
 from dualprompt.training.standing import Standing
 from dualprompt.training.steps import carried_out
@@ -89,12 +90,14 @@ class PhaseWork:
     """A phase that is being trained: what a step works with."""
 
     phase: Phase
+    task: TaskView
+    recipe: TrainConfig
     number: int
     epochs: int
     loader: Loader
-    optimiser: Optimizer
-    loss_of: Callable[..., Tensor]  # the method's loss, its gradients averaged over all processes
-    parameters: list[nn.Parameter]
+    steps: list[ReadyStep]  # of each batch, in order
+    optimisers: dict[str, Optimizer]  # by the name that steps which share one have in common
+    parameters: list[nn.Parameter]  # all that train
 
 
 class Loop:
@@ -117,7 +120,8 @@ class Loop:
     def learn(self, task: Task) -> None:
         """Train one task, phase after phase, evaluate all seen tasks, and keep both."""
         own, reserved = self.rehearsal.set_aside(task)
-        view = task_view(task, self.method, self.feed, reserved)
+        own, held_out = hold_out(own, self.method.hold_out, self.config.seed, task.index)
+        view = task_view(task, self.method, self.feed, reserved, held_out, self.setup.evaluated(task.index + 1))
         self.method.begin_task(view)
         self.rehearsal.offer(task, "before")
         trained = Trained()
@@ -145,17 +149,19 @@ class Loop:
         """
         self.method.begin_phase(phase, view)
         resumed = self.standing.restore_method()
-        optimiser = make_optimiser(self.method, self.config.train, phase.lr, self.fabric.device)
-        self.standing.restore_optimiser(optimiser, resumed)
+        recipe, steps = recipe_of(phase, self.config.train), self.method.steps(phase)
+        optimisers = make_optimisers(self.method, steps, recipe, phase.lr, self.fabric.device)
+        self.standing.restore_optimisers(optimisers, resumed)
 
         held, old = self.rehearsal.held(), [each.train for each in self.setup.stream.tasks if each.index < task.index]
         subset = select_subset(self.method, phase, [*old, own], held)
+        subset = cut_to_rarest(subset, self.config.seed, task.index) if phase.cut else subset
         loader = Loader(self.feed, subset, task.index, phase, number, held, self.method.uses_frozen)
         epochs = phase.epochs_factor * (phase.epochs or self.config.train.epochs)
         self.standing.check_within(epochs, loader.steps)
 
-        loss_of, parameters = distribute(self.fabric, self.method), list(self.method.trainable().values())
-        work = PhaseWork(phase, number, epochs, loader, optimiser, loss_of, parameters)
+        ready, parameters = self._ready(steps, optimisers, recipe), list(self.method.trainable().values())
+        work = PhaseWork(phase, view, recipe, number, epochs, loader, ready, optimisers, parameters)
         step = carried_out(
             partial(self._step, work), self.fabric, self.config.train.batch_size, record=self.method.capturable
         )
@@ -165,6 +171,21 @@ class Loop:
                 images += self._epoch(task, epoch, work, step, bar)
         self.standing.move(phase=number + 1, epoch=0, step=0)
         return images
+
+    def _ready(self, steps: Sequence[Step], optimisers: dict[str, Optimizer], recipe: TrainConfig) -> list[ReadyStep]:
+        """Return a method's steps with all that carrying them out takes."""
+        losses = distribute(self.fabric, self.method, [step.loss for step in steps])
+        trainable, clip = self.method.trainable(), recipe.clip
+        return [
+            ReadyStep(
+                loss_of,
+                optimisers[step.name],
+                [parameter for name, parameter in trainable.items() if step.moves(name)],
+                clip if step.clip is None else step.clip,
+                step.after,
+            )
+            for step, loss_of in zip(steps, losses, strict=True)
+        ]
 
     def _epoch(self, task: Task, epoch: int, work: PhaseWork, step: Callable[[BatchSpec], None], bar: Bar) -> int:
         """Train on every batch of an epoch, from where the run stands; return the images seen.
@@ -181,7 +202,8 @@ class Loop:
         start = position.step if epoch == position.epoch else 0
         for number, batch in enumerate(work.loader.epoch(epoch, start), start=start):
             done = (epoch * count + number) / (work.epochs * count)
-            set_rates(work.optimiser, self.config.train, done, work.phase.cycles)
+            for optimiser in work.optimisers.values():
+                set_rates(optimiser, work.recipe, done, work.phase.cycles, work.epochs)
             step(batch.spec)
             images += batch.images
             bar.advance(batch.images * self.fabric.world_size)
@@ -191,23 +213,29 @@ class Loop:
                 self._end_epoch(task, epoch, work, bar)
             stop = self.stop.asked
             if stop or self.standing.save_is_due(epoch_ends=last):
-                self.standing.save(work.optimiser, self.loss)
+                self.standing.save(work.optimisers, self.loss)
             if stop:
                 raise self.stop.error()
         return images
 
     def _step(self, work: PhaseWork, spec: BatchSpec) -> None:
         """Train on one batch. This only queues work on the device, so that it can be recorded from outside."""
-        work.optimiser.zero_grad(set_to_none=True)
-        loss = work.loss_of(work.loader.batch(spec)) * spec.weight
-        self.fabric.backward(loss)
-        if self.config.train.clip is not None:
-            nn.utils.clip_grad_norm_(work.parameters, self.config.train.clip)
-        work.optimiser.step()
-        self.loss += total(self.fabric, loss.detach()) / self.fabric.world_size
+        batch = work.loader.batch(spec)
+        for step in work.steps:
+            for parameter in work.parameters:  # also those that only other steps move
+                parameter.grad = None
+            loss = step.loss_of(batch) * spec.weight
+            self.fabric.backward(loss)
+            if step.clip is not None:
+                nn.utils.clip_grad_norm_(step.parameters, step.clip)
+            step.optimiser.step()
+            if step.after is not None:
+                step.after()
+            self.loss += total(self.fabric, loss.detach()) / self.fabric.world_size
 
     def _end_epoch(self, task: Task, epoch: int, work: PhaseWork, bar: Bar) -> None:
         """Read, check and log the mean loss; this is the only time an epoch that a value is read back."""
+        self.method.end_epoch(work.task)
         mean = float(self.loss) / work.loader.steps
         if not math.isfinite(mean):
             raise DualPromptError(

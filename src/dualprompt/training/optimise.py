@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from dualprompt.config import TrainConfig
-from dualprompt.methods.base import Method
+from dualprompt.methods.base import Batch, Method, Phase, Step
+
+
+@dataclass(frozen=True)
+class ReadyStep:
+    """A step of a method that is ready to be carried out."""
+
+    loss_of: Callable[[Batch], Tensor]  # its gradients are averaged over all processes
+    optimiser: Optimizer
+    parameters: list[nn.Parameter]  # those that it moves
+    clip: float | None  # largest norm of their gradient
+    after: Callable[[], None] | None
 
 
 def effective_lr(config: TrainConfig) -> float:
@@ -17,16 +31,48 @@ def effective_lr(config: TrainConfig) -> float:
     return config.lr * config.batch_size / 256 if config.lr_scale == "batch/256" else config.lr
 
 
+def make_optimisers(
+    method: Method,
+    steps: Sequence[Step],
+    config: TrainConfig,
+    lr: float | None = None,
+    device: torch.device | None = None,
+) -> dict[str, Optimizer]:
+    """Return a fresh optimiser for each name among a method's steps; see `make_optimiser`."""
+    made: dict[str, Optimizer] = {}
+    for name in dict.fromkeys(step.name for step in steps):
+        first, *others = (step for step in steps if step.name == name)
+        if any((each.parameters, each.own) != (first.parameters, first.own) for each in others):
+            raise ValueError(f"steps named '{name}' share an optimiser, so they move the same parameters the same way")
+        made[name] = make_optimiser(method, config, lr, device, first)
+    return made
+
+
 def make_optimiser(
-    method: Method, config: TrainConfig, lr: float | None = None, device: torch.device | None = None
-) -> torch.optim.Optimizer:
+    method: Method,
+    config: TrainConfig,
+    lr: float | None = None,
+    device: torch.device | None = None,
+    step: Step | None = None,
+) -> Optimizer:
     """Return a fresh optimiser; each phase has its own, so that no momentum of old tasks moves new ones.
 
-    `lr` is the phase's own learning rate, if it has one. Parameters that start at the same rate make a group.
+    Parameters that start at the same rate make a group.
+
+    Args:
+        method: whose parameters are moved.
+        config: the recipe.
+        lr: the phase's own learning rate, if it has one.
+        device: where the parameters lie.
+        step: which of them, and what differs from the recipe; None: all that train.
     """
-    start = effective_lr(config) if lr is None else lr
+    step = step or Step(method.loss)
+    start = step.lr or lr or effective_lr(config)
+    config = config.model_copy(update=step.own)
     alike: dict[float, list[tuple[str, nn.Parameter]]] = {}
     for name, parameter in method.trainable().items():
+        if not step.moves(name):
+            continue
         own = method.own_lr(name)
         alike.setdefault(start if own is None else own, []).append((name, parameter))
     on_gpu = device is not None and device.type == "cuda"
@@ -36,24 +82,51 @@ def make_optimiser(
         for rate, named in alike.items()
     ]
     if config.optimiser == "sgd":
-        return torch.optim.SGD(groups, momentum=0.9, weight_decay=config.weight_decay, fused=on_gpu)
-    kind = torch.optim.AdamW if config.weight_decay else torch.optim.Adam
+        return torch.optim.SGD(
+            groups,
+            momentum=config.momentum,
+            nesterov=config.nesterov,
+            weight_decay=config.weight_decay,
+            fused=on_gpu,
+        )
+    kind = torch.optim.AdamW if config.weight_decay and config.decay == "decoupled" else torch.optim.Adam
     return kind(groups, betas=config.betas, weight_decay=config.weight_decay, fused=on_gpu, capturable=on_gpu)
 
 
-def set_rates(optimiser: torch.optim.Optimizer, config: TrainConfig, done: float, cycles: int = 1) -> None:
-    """Set the learning rates for a step, `done` of the phase being behind it.
+def set_rates(optimiser: Optimizer, config: TrainConfig, done: float, cycles: int = 1, epochs: int = 1) -> None:
+    """Set the learning rates for a step, `done` of the `epochs` of the phase being behind it.
 
     A cosine is run through `cycles` times, each time twice as long as before (SGDR, Loshchilov & Hutter, 2017).
     """
-    if config.schedule == "constant":
+    if config.schedule == "constant" and not config.warmup_epochs:
         return
-    if cycles > 1:
-        at = 1 + done * (2**cycles - 1)  # the cosines begin at 1, 2, 4, …
-        done = at / 2 ** math.floor(math.log2(at)) - 1
+    factor = _factor(config, done, cycles, epochs)
     for group in optimiser.param_groups:
-        rate = group["initial_lr"] * (1 + math.cos(math.pi * done)) / 2
+        rate = group["initial_lr"] * factor
         if isinstance(group["lr"], torch.Tensor):
             group["lr"].fill_(rate)  # in place: a recorded step reads this tensor
         else:
             group["lr"] = rate
+
+
+def _factor(config: TrainConfig, done: float, cycles: int, epochs: int) -> float:
+    """Return what the learning rates are multiplied by."""
+    epoch, warmup = done * epochs, config.warmup_epochs
+    if epoch < warmup:
+        return epoch / warmup
+    if config.schedule == "constant":
+        return 1.0
+    if config.schedule == "steps":
+        # A fraction of epochs may miss a whole number by a rounding.
+        return config.gamma ** sum(epoch + 1e-9 >= milestone for milestone in config.milestones)
+    if warmup:
+        done = (epoch - warmup) / (epochs - warmup)
+    if cycles > 1:
+        at = 1 + done * (2**cycles - 1)  # the cosines begin at 1, 2, 4, …
+        done = at / 2 ** math.floor(math.log2(at)) - 1
+    return (1 + math.cos(math.pi * done)) / 2
+
+
+def recipe_of(phase: Phase, config: TrainConfig) -> TrainConfig:
+    """Return the recipe with what a phase says of optimiser and schedule above it."""
+    return TrainConfig.model_validate(config.model_dump() | dict(phase.recipe)) if phase.recipe else config

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import torch
@@ -9,7 +11,7 @@ from torch import Tensor
 
 from dualprompt.data.stream import Subset, Task
 from dualprompt.derived import predicting
-from dualprompt.methods.base import Method
+from dualprompt.methods.base import Batch, Method
 from dualprompt.training.buffer import Buffer, part
 from dualprompt.training.feed import Feed
 from dualprompt.training.select import union
@@ -37,16 +39,19 @@ class Rehearsal:
     def offer(self, task: Task, moment: Literal["before", "after"]) -> None:
         """Let the buffer choose from the task's images, if this is the moment that its plan names."""
         if self.buffer is not None and self.buffer.plan.fill == moment:
-            self.buffer.offer(task.train, task.index, self._note if self.buffer.plan.notes else None)
+            note = partial(self._ask, self.method.note) if self.buffer.plan.notes else None
+            features = partial(self._ask, self.method.represent) if self.buffer.plan.policy == "herding" else None
+            self.buffer.offer(task.train, task.index, note, features)
 
     @torch.no_grad()
-    def _note(self, subset: Subset) -> Tensor:
-        notes = []
+    def _ask(self, question: Callable[[Batch], Tensor], subset: Subset) -> Tensor:
+        """Return what the method says of every image of a subset, in the test view."""
+        answers = []
         with predicting(self.method):
             for spec in self.feed.evaluation(subset, self.method.uses_frozen, shared=False):
                 batch = self.feed.batch(subset.images, spec.to(self.feed.fabric.device))
-                notes.append(self.method.note(batch).float().cpu())
-        return torch.cat(notes)
+                answers.append(question(batch).float().cpu())
+        return torch.cat(answers)
 
     def state(self) -> dict[str, Tensor]:
         """Return what the buffer holds, on the device."""

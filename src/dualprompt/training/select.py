@@ -11,11 +11,29 @@ from dualprompt.data.images import Images
 from dualprompt.data.stream import Subset, Task
 from dualprompt.methods.base import Batch, Method, Phase, TaskView
 from dualprompt.seeds import derive
+from dualprompt.training.buffer import part
 from dualprompt.training.feed import Feed
 
 
-def task_view(task: Task, method: Method, feed: Feed, reserved: Subset | None) -> TaskView:
-    """Return what a method may know of a task; `reserved` are images that no phase trains on."""
+def task_view(
+    task: Task,
+    method: Method,
+    feed: Feed,
+    reserved: Subset | None,
+    held_out: Subset | None = None,
+    judged: Sequence[Subset] = (),
+) -> TaskView:
+    """Return what a method may know of a task.
+
+    Args:
+        task: the task.
+        method: who is told.
+        feed: what makes batches of its images.
+        reserved: images that no phase ever trains on.
+        held_out: images that no phase of this task trains on.
+        judged: images that the tasks so far are judged on, which are shown to nobody but a method that peeks.
+    """
+    shown = union(judged) if judged and method.peeks else None
     return TaskView(
         index=task.index,
         name=task.name,
@@ -26,6 +44,8 @@ def task_view(task: Task, method: Method, feed: Feed, reserved: Subset | None) -
         labels=task.train.labels.to(feed.fabric.device),
         batches=partial(_batches, method, feed, task.train),
         reserved=partial(_batches, method, feed, reserved),
+        held_out=partial(_batches, method, feed, held_out),
+        judged=partial(_batches, method, feed, shown),
     )
 
 
@@ -33,6 +53,30 @@ def _batches(method: Method, feed: Feed, subset: Subset | None) -> Iterator[Batc
     if subset is not None and len(subset):
         for spec in feed.evaluation(subset, method.uses_frozen, shared=False):
             yield feed.batch(subset.images, spec.to(feed.fabric.device))
+
+
+def hold_out(subset: Subset, share: float, seed: int, task: int) -> tuple[Subset, Subset | None]:
+    """Return a task's images without a share of each class, at least one of two or more, and that share."""
+    if not share:
+        return subset, None
+    generator = torch.Generator().manual_seed(derive(seed, "hold out", task))
+    apart = torch.zeros(len(subset), dtype=torch.bool)
+    for label in subset.labels.unique():
+        mine = (subset.labels == label).nonzero()[:, 0]
+        count = min(max(1, int(len(mine) * share)), len(mine) - 1)
+        apart[mine[torch.randperm(len(mine), generator=generator)[:count]]] = True
+    return part(subset, ~apart), part(subset, apart)
+
+
+def cut_to_rarest(subset: Subset, seed: int, task: int) -> Subset:
+    """Return as many images of every class as the rarest has, drawn by the seed and the task."""
+    generator = torch.Generator().manual_seed(derive(seed, "cut", task))
+    classes, counts = subset.labels.unique(return_counts=True)
+    rows = []
+    for label in classes:
+        mine = (subset.labels == label).nonzero()[:, 0]
+        rows.append(mine[torch.randperm(len(mine), generator=generator)[: int(counts.min())]])
+    return part(subset, torch.cat(rows).sort().values)
 
 
 def select_subset(method: Method, phase: Phase, seen: Sequence[Subset], buffer: Subset | None) -> Subset:

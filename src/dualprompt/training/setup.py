@@ -87,6 +87,8 @@ def view_of(config: RunConfig, info: CheckpointInfo) -> View:
         interpolation=info.interpolation,
         test=config.evaluate.view,
         augment=config.train.augment,
+        rotation=config.train.rotation,
+        jitter=config.train.jitter,
     )
 
 
@@ -147,7 +149,9 @@ def _alike(one: RunConfig, other: RunConfig) -> bool:
     seed_matters = one.benchmark.class_order == "shuffled" and one.benchmark.class_order_seed is None
     seed_matters = seed_matters or drawn_by_seed(one.backbone.name) is not None
     same_order = not seed_matters or one.seed == other.seed
-    same_view = one.train.augment == other.train.augment and one.evaluate == other.evaluate
+    same_view = one.evaluate == other.evaluate and all(
+        getattr(one.train, each) == getattr(other.train, each) for each in ("augment", "rotation", "jitter")
+    )
     same_device = (one.device, one.devices, one.nodes, one.precision) == (
         other.device,
         other.devices,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -20,7 +20,7 @@ from dualprompt.run.checkpoint import (
     fitting,
     of_buffer,
     of_method,
-    restore_optimiser,
+    restore_optimisers,
 )
 from dualprompt.run.folder import Run
 from dualprompt.training.evaluate import Score
@@ -66,11 +66,11 @@ class Standing:
             parameter.requires_grad_(name in trained)
         return resumed
 
-    def restore_optimiser(self, optimiser: Optimizer, resumed: Work | None) -> None:
-        """Give the optimiser of a resumed phase its state back."""
+    def restore_optimisers(self, optimisers: Mapping[str, Optimizer], resumed: Work | None) -> None:
+        """Give the optimisers of a resumed phase their state back."""
         if resumed is not None:
             with fitting(self.run.checkpoints.progress_path):
-                restore_optimiser(optimiser, resumed.optimiser)
+                restore_optimisers(optimisers, resumed.optimisers)
 
     def check_within(self, epochs: int, steps: int) -> None:
         """Refuse a position that a phase of so many epochs and steps cannot have."""
@@ -86,14 +86,14 @@ class Standing:
         """Return whether to save: now and then, and at an epoch's end unless that was done a moment ago."""
         return time.monotonic() - self.saved_at >= self.every / (10 if epoch_ends else 1)
 
-    def save(self, optimiser: Optimizer, loss: Tensor) -> None:
+    def save(self, optimisers: Mapping[str, Optimizer], loss: Tensor) -> None:
         """Keep the work in progress."""
         self.saved_at = time.monotonic()
         if not self.writes:
             return
         self.position = replace(self.position, log_bytes=self.run.log_bytes())
         # The buffer changes between phases only, and in a way that the run repeats when it is resumed.
-        self.run.checkpoints.save_progress(self.position, self.method.state(), self._before, optimiser, loss)
+        self.run.checkpoints.save_progress(self.position, self.method.state(), self._before, optimisers, loss)
 
     def save_task(self, task: Task, scores: Sequence[Score]) -> None:
         """Keep a task that is learned and evaluated, and stand before the next."""

@@ -1,0 +1,187 @@
+"""`table`: the paper's two tables, from runs that are there or are carried out."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dualprompt.commands.common import (
+    Commands,
+    add_publish,
+    add_store,
+    emit,
+    many_overrides,
+    names,
+    sheet_to_width,
+    sizes,
+    workers,
+)
+from dualprompt.errors import DualPromptError
+
+if TYPE_CHECKING:
+    from dualprompt.report.sheet import Sheet
+    from dualprompt.sweeps.main_table import Line, Seeds, TableRow
+
+TABLE_EXAMPLES = """\
+Finished runs are reused, interrupted ones continued, failed ones tried again: give the same command once more.
+Dotted options as for `dualprompt run` go to every method.
+
+examples:
+  dualprompt table main --benchmark mini --methods dualprompt,frozen-head --seeds 3
+  dualprompt table main --backbone embedded --seeds 3 --buffers 1000,5000 --jobs 2
+  dualprompt table main --benchmark 5-datasets --methods dualprompt,dualprompt:keys=mean --out table.tex
+  dualprompt table main --benchmark mini --seeds 5 --seeds-finetune 1 --against frozen-head --publish mini.json
+  dualprompt table architecture --recipe short --seeds 2 --backbone embedded
+  dualprompt table architecture --methods dynaer,upper-bound --seeds 1 --resnet152 ./resnet152.safetensors
+"""
+
+
+def add(commands: Commands) -> None:
+    """Add `table`."""
+    table = commands.add(
+        "table",
+        do_table,
+        "run or reuse every run of one of the paper's tables, and print it",
+        TABLE_EXAMPLES,
+        overrides=True,
+    )
+    table.add_argument(
+        "which",
+        choices=("main", "architecture"),
+        help="main: Table 1, and the same for any other benchmark; architecture: Table 2, on ResNets beside the ViT",
+    )
+    table.add_argument("--benchmark", default="split-cifar100", help="a preset or a YAML file (default: %(default)s)")
+    table.add_argument(
+        "--methods",
+        help="with commas; NAME:OPTION=VALUE or NAME:train.OPTION=VALUE sets an option (default: all)",
+    )
+    table.add_argument("--seeds", type=int, default=5, help="how many seeds, counted up from 0 (default: %(default)s)")
+    table.add_argument(
+        "--seeds-finetune", type=int, metavar="N", help="seeds of methods that train the backbone (default: as --seeds)"
+    )
+    table.add_argument(
+        "--against",
+        metavar="METHOD",
+        help="the line that others are held against, seed by seed; METHOD@BUFFER, or none (default: dualprompt)",
+    )
+    table.add_argument("--buffers", help="buffer sizes of rehearsal methods, with commas (default: the paper's)")
+    table.add_argument(
+        "--format", choices=("text", "markdown", "latex", "csv"), help="default: by --out's name, or text"
+    )
+    table.add_argument(
+        "--stored", action="store_true", help="run nothing: show the seeds of each line that are finished already"
+    )
+    table.add_argument(
+        "--any-code", action="store_true", help="with --stored: show also what other code than this version's has made"
+    )
+    table.add_argument("--resnet", metavar="NAME", help="the ResNet-18 of table architecture (default: resnet18-cifar)")
+    table.add_argument(
+        "--resnet152", metavar="FILE", help="ImageNet weights of a ResNet-152, for its lines of table architecture"
+    )
+    table.add_argument("--out", type=Path, help="also write the table to this file")
+    add_publish(table)
+    add_store(table)
+
+
+def do_table(options: argparse.Namespace) -> None:
+    """Print one of the paper's tables, running what it lacks."""
+    from dualprompt.report import publication
+
+    publication.check_target(options.publish)
+    if options.any_code and not options.stored:
+        raise DualPromptError("--any-code goes with --stored: only the code at hand runs anything")
+    if options.fresh and options.stored:
+        raise DualPromptError("--stored runs nothing and --fresh runs everything; leave one of them out")
+    (do_main if options.which == "main" else do_architecture)(options)
+
+
+def do_main(options: argparse.Namespace) -> None:
+    """Print Table 1."""
+    from dualprompt.sweeps import main_table
+
+    if options.resnet or options.resnet152:
+        raise DualPromptError("--resnet and --resnet152 are for table architecture; give a backbone with --backbone")
+    methods = names(options.methods) or main_table.default_methods()
+    overrides = many_overrides(options)
+    lines = main_table.lines(options.benchmark, options.recipe, methods, sizes(options.buffers), overrides)
+    against = main_table.reference(lines, options.against)
+    rows = carried_out(options, lines, main_table.Seeds(options.seeds, options.seeds_finetune))
+    reference = next((row for row in rows if row.line is against), None)
+    if reference is None and options.against not in (None, "none"):
+        raise DualPromptError(f"--against: no run of '{options.against}' is finished; leave --stored out to run it")
+    values = [row.values(reference) for row in rows]
+    show(options, main_table.sheet(rows, reference), values, main_table.combined(rows, reference), rows)
+
+
+def do_architecture(options: argparse.Namespace) -> None:
+    """Print Table 2."""
+    from dualprompt.sweeps import architecture, main_table
+
+    if options.buffers or options.against:
+        raise DualPromptError("--buffers and --against are for table main; here lines are held against a bound")
+    methods = names(options.methods) or architecture.default_methods()
+    backbones = architecture.Backbones(options.resnet or architecture.CIFAR, options.resnet152)
+    recipe = options.recipe or "original"
+    entries = architecture.entries(options.benchmark, recipe, methods, backbones, many_overrides(options))
+    lines = [entry.line for entry in entries if entry.line is not None]
+    if not lines:
+        raise DualPromptError(f"no line of the table can be run: {architecture.NO_WEIGHTS}")
+    rows = carried_out(options, lines, main_table.Seeds(options.seeds, options.seeds_finetune))
+    table = architecture.rows(entries, rows)
+    show(options, architecture.sheet(table), [row.values() for row in table], architecture.combined(table), rows)
+
+
+def carried_out(options: argparse.Namespace, lines: Sequence[Line], seeds: Seeds) -> list[TableRow]:
+    """Return the runs of every line, having run what is not there; progress says how long the whole table will take."""
+    from dualprompt.console import Terminal
+    from dualprompt.files import runs_root
+    from dualprompt.sweeps import main_table, store
+
+    fresh, root = store.Fresh() if options.fresh else None, options.runs or runs_root()
+    with Terminal() as terminal, workers(options) as jobs:
+        return main_table.rows(
+            options.benchmark, lines, seeds, root, terminal, jobs, options.stored, options.any_code, fresh
+        )
+
+
+def show(
+    options: argparse.Namespace,
+    sheet: Sheet,
+    values: list[dict[str, Any]],
+    combined: dict[str, Any],
+    rows: Sequence[TableRow],
+) -> None:
+    """Print a table in the form that is asked for, write it where it is asked for, and publish it.
+
+    Args:
+        options: of the command.
+        sheet: the table.
+        values: what CSV says of each line.
+        combined: what JSON says.
+        rows: the lines that have runs.
+    """
+    from dualprompt.files import write_text
+    from dualprompt.report import publication
+    from dualprompt.report.sheet import as_csv, as_latex, as_markdown, as_rich
+    from dualprompt.report.tables import text
+    from dualprompt.sweeps.obtained import complain
+
+    suffix = options.out.suffix if options.out else ""
+    form = options.format or {".md": "markdown", ".tex": "latex", ".csv": "csv"}.get(suffix, "text")
+    forms: dict[str, Callable[[], str]] = {
+        "text": lambda: text(as_rich(sheet)),
+        "markdown": lambda: as_markdown(sheet),
+        "latex": lambda: as_latex(sheet),
+        "csv": lambda: as_csv(values),
+    }
+    written = forms[form]()
+    if options.out:
+        write_text(options.out, written)
+    shown = sheet_to_width(sheet) if form == "text" else written.rstrip("\n")
+    emit(options, combined, shown)
+    complain([each for row in rows for each in row.obtained])
+    if options.publish:
+        groups = [({"label": row.line.label, "buffer": row.line.buffer}, row.obtained) for row in rows]
+        publication.publish(options.publish, "table", options.words, [sheet], groups)
