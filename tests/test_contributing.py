@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from dualprompt.backbones import weights
+from dualprompt.backbones.base import BACKBONES
 from dualprompt.learner import ContinualLearner
 from dualprompt.methods.base import METHODS
 from plugins import installed, pasted, write_distribution
@@ -84,3 +86,38 @@ def test_lora_is_a_learners_method(world: World, tmp_path: Path) -> None:
     loaded.forget("first")
     assert {answer.label for answer in loaded.predict(asked)} <= {"cedar", "elm"}
     assert torch.equal(loaded._model.state["up"], state["up"]), "what tasks share stays"
+
+
+def test_a_backbone_of_one_file_runs(world: World, tmp_path: Path) -> None:
+    site, out, log = tmp_path / "site", tmp_path / "run", tmp_path / "log"
+    source = pasted('BACKBONES.register("patch-net")')
+    write_distribution(site, "nets", {"patch_net": source}, "dualprompt.backbones", "patch-net = patch_net")
+    command = ("run", world.preset, "--backbone", "patch-net", "--no-baseline", "--train.lr", 0.01, *ALWAYS, "--method")
+    with installed(site, BACKBONES):
+        (row,) = (row for row in call("list", "backbones", "--json").json if row["name"] == "patch-net")
+        assert (row["licence"], row["needs_network"]) == ("Apache-2.0", False)
+        assert call(*command, "ft-seq", "--out", tmp_path / "whole").code == 0
+        life = start(log, *command, "ft-seq", "--out", out, watch=out, at=("os.rename checkpoints/.progress", 10))
+        assert life.end() == -signal.SIGKILL, life.text
+        assert call("resume", out).code == 0
+        mine, truth = remains(out)["."], remains(tmp_path / "whole")["."]
+        assert mine["state"] == truth["state"]
+        assert mine["result"] == truth["result"]
+        frozen = call(*command, "frozen-head", "--out", tmp_path / "frozen")
+        assert frozen.code == 0, frozen.err
+        assert "needs a backbone that takes prompts" in call(*command, "dualprompt", "--out", tmp_path / "none").error
+        one, same, other = (weights.build(weights.read("patch-net", seed=seed)) for seed in (0, 0, 1))
+        images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+        assert torch.equal(one(images), same(images))
+        assert not torch.equal(one(images), other(images))
+        learner = ContinualLearner("patch-net", "lda", device="cpu")
+        learner.learn({label: pictures(world, label) for label in ("ash", "birch")})
+        loaded = ContinualLearner.load(learner.save(tmp_path / "model"), device="cpu")
+        asked = pictures(world, "ash", "test")
+        assert loaded.predict(asked) == learner.predict(asked)
+    (site / "patch_net.py").write_text(source + "\nUNSEEN = 1\n")
+    for file in ("result.json", "checkpoints/task-0003.safetensors"):
+        (out / file).unlink()
+    with installed(site, BACKBONES):
+        assert "made by other code" in call("resume", out).error
+    assert "unknown backbone 'patch-net'" in call(*command, "ft-seq", "--out", tmp_path / "none").error
