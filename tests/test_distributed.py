@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from dualprompt.run import predictions
 from dualprompt.run.checkpoint import Checkpoints
 from dualprompt.training.distributed import local_part
+from plugins import write_distribution
 from sandbox import Life, World, shell, start
 
 # 13 training images a task in batches of 3: shares of 1 and 2, and a last batch of a single image for two processes.
@@ -164,3 +165,52 @@ def test_asked_to_stop(world: World, alone: Path, tmp_path: Path) -> None:
     again = start(tmp_path / "log", "resume", out)
     assert again.end() == 0, again.text
     assert_same(out, alone)
+
+
+TWO_STEPS = """
+import torch
+from torch import nn
+from dualprompt.methods.base import METHODS, MethodConfig, Step
+from dualprompt.methods.frozen_head import FrozenHead
+
+class TwoStepsConfig(MethodConfig):
+    name: str = "two-steps"
+
+@METHODS.register("two-steps")
+class TwoSteps(FrozenHead[TwoStepsConfig]):
+    summary = "a map that learns to turn features, and a head; no loss reaches both"
+
+    def __init__(self, config, backbone):
+        super().__init__(config, backbone)
+        self.slow = nn.Linear(self.backbone.dim, self.backbone.dim, bias=False)
+        nn.init.eye_(self.slow.weight)
+
+    def steps(self, phase):
+        slow = Step(self.turn, ("slow",), name="slow", optimiser="sgd", lr=0.01)
+        return slow, Step(self.loss, ("head",)), slow
+
+    def turn(self, batch):
+        features = self.features(batch)
+        return (self.slow(features).roll(1, dims=1) - features).square().mean()
+
+    def load_state(self, state):
+        super().load_state(state)
+        self.slow.weight.data.copy_(state["slow.weight"])
+"""
+
+
+def test_two_processes_take_several_steps_a_batch_as_one_does(world: World, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    write_distribution(site, "two-steps", {"two_steps": TWO_STEPS}, "dualprompt.methods", "two-steps = two_steps")
+    paths = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
+    states = []
+    for devices in (1, 2):
+        out = tmp_path / f"run-{devices}"
+        words = ("--method", "two-steps", "--no-baseline", "--devices", devices, "--out", out, *OPTIONS)
+        done = shell("run", world.preset, *words, PYTHONPATH=paths)
+        assert done.code == 0, done.err
+        states.append(Checkpoints(out / "checkpoints").after_task(2))
+    alone, together = states
+    assert not torch.equal(alone["slow.weight"], torch.eye(len(alone["slow.weight"]))), "it was trained"
+    for name, value in alone.items():
+        torch.testing.assert_close(together[name], value, rtol=0, atol=1e-5, msg=lambda text, n=name: f"{n}: {text}")

@@ -106,7 +106,10 @@ class Silent(Method[MethodConfig]):
     def load_state(self, state: dict[str, Tensor]) -> None: ...
 
 
-def test_a_method_that_says_nothing_of_its_tasks_is_not_guessed_at() -> None:
+def test_a_method_that_says_nothing_of_its_tasks_is_not_guessed_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(METHODS, "_things", {**METHODS._things, "silent": Silent})
+    with pytest.raises(DualPromptError, match="'silent' does not say what it keeps for a task; take dualprompt"):
+        ContinualLearner(str(SAVED / "vit.safetensors"), "silent", device="cpu")
     method = Silent(MethodConfig(name="silent"), tiny_vit())
     assert not method.can_forget
     assert after("lda", 1).can_forget

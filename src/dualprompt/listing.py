@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from dualprompt.config import load_preset, preset_names
@@ -45,9 +46,11 @@ def benchmarks() -> list[Entry]:
 
 def backbones() -> list[Entry]:
     """Return every backbone with a short name."""
-    from dualprompt.backbones.known import known
+    from dualprompt.backbones.base import BACKBONES
+    from dualprompt.backbones.known import Known, known
 
-    return known()
+    added = ((name, BACKBONES[name]) for name in BACKBONES.names())
+    return known() + [asdict(Known(name, kind.title, "drawn", kind.licence, False)) for name, kind in added]
 
 
 def presets() -> list[Entry]:

@@ -85,7 +85,7 @@ class Registry(Generic[T]):
                 raise LookupError(f"it registers no {self.kind} of that name")
             if lacking := [name for name in self.needs if not hasattr(self._things[point.name], name)]:
                 raise TypeError(f"it has no '{lacking[0]}'")
-        except (Exception, SystemExit) as error:  # whatever a stranger's module does when it is imported
+        except (Exception, SystemExit) as error:  # noqa: BLE001  a stranger's module may raise anything
             self._things = before
             said = one_line(f"{type(error).__name__}: {error}")
             owner = point.dist.name if point.dist else "another distribution"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from statistics import mode
 
 import torch
 from torch import Tensor
 
-from dualprompt.backbones.base import Backbone
+from dualprompt.backbones.base import Backbone, NamedBackbone
 from dualprompt.backbones.layouts import RESNET, SUPPORTED, Converted
 from dualprompt.backbones.resnet import ResNet, ResNetConfig
 from dualprompt.backbones.vit import VisionTransformer, ViTConfig
@@ -17,15 +18,26 @@ from dualprompt.errors import DualPromptError
 
 _SIXTEEN_HEADS = (1280, 1408, 1664)  # ViT-H, ViT-g and ViT-G, whose heads are wider than 64 channels
 
-Architecture = ViTConfig | ResNetConfig
+
+@dataclass(frozen=True)
+class NamedConfig:
+    """The architecture of a backbone that another file has added."""
+
+    kind: type[NamedBackbone]
+    image_size: int
+
+
+Architecture = ViTConfig | ResNetConfig | NamedConfig
 
 
 def network(config: Architecture) -> Backbone:
     """Return the network of an architecture, on the device that is current."""
+    if isinstance(config, NamedConfig):
+        return config.kind(config.image_size)
     return VisionTransformer(config) if isinstance(config, ViTConfig) else ResNet(config)
 
 
-def infer(converted: Converted, heads: int | None, eps: float, where: str) -> Architecture:
+def infer(converted: Converted, heads: int | None, eps: float, where: str) -> ViTConfig | ResNetConfig:
     """Read the architecture off the shapes; `heads` and `eps` are what the files say of a ViT's."""
     for name, tensor in converted.tensors.items():
         if not tensor.numel():

@@ -7,12 +7,14 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
+
+from dualprompt.registry import Registry
 
 HALF = (0.5, 0.5, 0.5)
 
@@ -225,6 +227,35 @@ class PromptableBackbone(Backbone):
     def forward(self, images: Tensor, prompts: Prompts | None = None) -> Tensor:
         """Return the class token's feature, (batch, dim)."""
         return self.rest(self.stem(images), 0, prompts)
+
+
+class NamedBackbone(Backbone):
+    """A backbone that one file adds under a name of `BACKBONES`; a run's seed draws its weights.
+
+    It is made with the number of pixels a side of its images, and says how they are normalised by `mean` and `std`.
+    """
+
+    title: ClassVar[str]  # what `dualprompt list backbones` says of it
+    licence: ClassVar[str] = "unknown"
+    usual_size: ClassVar[int] = 224  # pixels a side, unless a run says otherwise
+
+    def __init__(self, input_size: int) -> None:
+        super().__init__()
+        self.pixels = input_size
+
+    @property
+    def input_size(self) -> int:
+        """Pixels a side of the images that it was built for."""
+        return self.pixels
+
+    @abstractmethod
+    def draw(self, generator: torch.Generator) -> None:
+        """Fill every weight and buffer with what all runs of the generator's seed begin with."""
+
+
+BACKBONES: Registry[type[NamedBackbone]] = Registry(
+    "backbone", "dualprompt.backbones", group="dualprompt.backbones", needs=("title", "draw")
+)
 
 
 class BackboneFactory:

@@ -1,6 +1,7 @@
 """One name to verified tensors to a frozen network.
 
-A name is `embedded`; a short name of `dualprompt list backbones`; a hub id (`owner/name` or
+A name is `embedded`; a short name of `dualprompt list backbones`, that of a file added to this room or of another
+distribution among them; a hub id (`owner/name` or
 `hf-hub:owner/name`, either with `@revision`); a folder that holds a downloaded hub repository; or a
 `.safetensors`, `.pth`, `.pt`, `.bin` or `.npz` file. What lies on disk goes before a hub id of the same name.
 """
@@ -19,8 +20,8 @@ import torch
 from torch import Tensor
 
 from dualprompt.backbones import tensors as files
-from dualprompt.backbones.architecture import Architecture, infer, network, verify
-from dualprompt.backbones.base import HALF, Backbone, BackboneFactory
+from dualprompt.backbones.architecture import Architecture, NamedConfig, infer, network, verify
+from dualprompt.backbones.base import BACKBONES, HALF, Backbone, BackboneFactory
 from dualprompt.backbones.facts import Facts, Triple, from_folder, from_header
 from dualprompt.backbones.known import (
     EMBEDDED,
@@ -39,7 +40,7 @@ from dualprompt.files import digest, packaged, sha256
 from dualprompt.progress import SILENT, Progress
 from dualprompt.seeds import derive
 
-__all__ = ["Checkpoint", "CheckpointInfo", "absolute_name", "build", "factory", "known", "read"]
+__all__ = ["Checkpoint", "CheckpointInfo", "absolute_name", "build", "drawn", "factory", "known", "read"]
 
 IMAGENET: tuple[Triple, Triple] = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # mean and std of its pixels
 CIFAR: tuple[Triple, Triple] = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)  # CIFAR-100's
@@ -87,6 +88,8 @@ def read(name: str, progress: Progress = SILENT, seed: int = 0) -> Checkpoint:
         return _random()
     if (drawn := drawn_by_seed(name)) is not None:
         return _drawn(name, *drawn, seed)
+    if name in BACKBONES:
+        return _named(name, seed)
     path, facts = _locate(name, progress)
     checkpoint = _read_file(name, path, facts)
     if checkpoint.info.normalisation == "assumed":
@@ -150,12 +153,39 @@ def _drawn(name: str, architecture: str, width: int, seed: int) -> Checkpoint:
     return Checkpoint(config, made.state_dict(), info)
 
 
+def _named(name: str, seed: int) -> Checkpoint:
+    """Return a backbone that another file has added, as it is at the beginning of a run with this seed."""
+    kind = BACKBONES[name]
+    made = kind(kind.usual_size)
+    made.draw(torch.Generator().manual_seed(derive(seed, "backbone")))
+    tensors = {key: value.detach() for key, value in made.state_dict().items()}
+    info = CheckpointInfo(
+        name=name,
+        source="drawn",
+        licence=kind.licence,
+        sha256=digest(["drawn", name, seed]),  # its code is in a run's identity, as the method's is
+        input_size=kind.usual_size,
+        mean=kind.mean,
+        std=kind.std,
+        interpolation="bilinear",
+        parameters=_count(tensors),
+        normalisation="checkpoint",
+        asked_interpolation="bilinear",
+    )
+    return Checkpoint(NamedConfig(kind, kind.usual_size), tensors, info)
+
+
+def drawn(name: str) -> bool:
+    """Return whether a run's seed draws the weights of a backbone."""
+    return drawn_by_seed(name) is not None or name in BACKBONES
+
+
 def _count(tensors: Mapping[str, Tensor]) -> int:
     """Return how many numbers can be trained: all but the statistics of BatchNorms."""
     return sum(value.numel() for name, value in tensors.items() if ".running_" not in f".{name}")
 
 
-def _assumed(config: Architecture) -> tuple[Triple, Triple]:
+def _assumed(config: ViTConfig | ResNetConfig) -> tuple[Triple, Triple]:
     """Return the mean and std of a network whose files say nothing of them: those usual for its kind."""
     if isinstance(config, ViTConfig):
         return HALF, HALF
@@ -166,7 +196,7 @@ def absolute_name(name: str) -> str:
     """Return a name that means the same from every directory: the absolute path of a file or folder, else itself."""
     path = Path(name).expanduser()
     try:
-        return str(path.absolute()) if name not in KNOWN and path.exists() else name
+        return str(path.absolute()) if name not in {*KNOWN, *BACKBONES.names()} and path.exists() else name
     except OSError as error:  # too long a name, say
         raise DualPromptError(f"backbone '{name[:80]}' cannot be looked for ({error.strerror}); check it") from None
 
@@ -206,7 +236,8 @@ def _outline(checkpoint: Checkpoint, input_size: int | None, gelu: Literal["exac
         _refuse_part_patches(size, config.patch_size, info.name)
         config = replace(config, image_size=size, gelu=gelu)
     else:
-        if size <= config.stride:  # a BatchNorm has nothing to compare one pixel of one image with
+        # A BatchNorm has nothing to compare one pixel of one image with.
+        if isinstance(config, ResNetConfig) and size <= config.stride:
             raise DualPromptError(
                 f"input size {size} leaves one pixel to the last stage of backbone '{info.name}'; "
                 f"use more than {config.stride}"
@@ -242,8 +273,8 @@ def _locate(name: str, progress: Progress) -> tuple[Path, Facts]:
     hub_id = _HUB_ID.fullmatch(name)
     if hub_id is None:
         raise DualPromptError(
-            f"unknown backbone '{name}'; {nearest(name, KNOWN)}; or a hub id owner/name, or the path of a "
-            f"{', '.join(files.LOADERS)} file"
+            f"unknown backbone '{name}'; {nearest(name, [*KNOWN, *BACKBONES.names()])}; or a hub id owner/name, or the "
+            f"path of a {', '.join(files.LOADERS)} file"
         )
     repository, revision = hub_id.groups()
     folder = _download(repository, revision, progress)

@@ -31,6 +31,8 @@ def without_classes(foundation: Foundation, model: Model, number: int, labels: S
     """Return a model without some classes of the task with the id `number`; without its last class, the task goes."""
     place, task = next((place, task) for place, task in enumerate(model.tasks) if task.id == number)
     rest = tuple(name for name in task.classes if name not in labels)
+    if not rest and len(model.tasks) == 1:
+        return foundation.model(next_id=model.next_id)
     rows = [i for i, row in enumerate(model.rows) if row is not None and row[0] == task.id and row[1] in labels]
     places = [task.classes.index(label) for label in labels] if rest else None
     method = foundation.method(model.state)
@@ -45,8 +47,6 @@ def without_classes(foundation: Foundation, model: Model, number: int, labels: S
         for number, task_trust in model.trust.items()
         if number != task.id or rest
     }
-    if not tasks:
-        return foundation.model(next_id=model.next_id)
     left_over = [{n: value for n, value in each.measured.items() if n != task.id} for each in tasks]
     tasks = tuple(replace(each, measured=own) for each, own in zip(tasks, left_over, strict=True))
     return foundation.model(tasks, alive, model.next_id, trust, method=method)

@@ -101,7 +101,9 @@ def build(values: dict[str, Any], backbone: str, input_size: int | None, device:
     dtype = compute_dtype(config, found)
     backbones = weights.factory(checkpoint, input_size=config.backbone.input_size)
     made = _outline(options, backbones)
-    if not made.can_forget or made.trains_backbone or made.joint:
+    if not made.can_forget:
+        raise DualPromptError(f"method '{options.name}' does not say what it keeps for a task; take dualprompt")
+    if made.trains_backbone or made.joint:
         raise DualPromptError(f"method '{options.name}' trains the backbone or keeps images; take dualprompt")
     backbones.place(found, dtype)
     view = View(

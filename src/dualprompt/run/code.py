@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dualprompt.backbones.base import BACKBONES
+from dualprompt.config import RunConfig
 from dualprompt.files import digest
 from dualprompt.methods.base import METHODS
 
@@ -48,14 +50,23 @@ APART = frozenset(
 SILENT_FIELDS = frozenset({"ctx", "kind", "type_comment", "type_params", "type_ignores"})
 
 
-def fingerprint(method: str) -> str:
-    """Return the hash of the code that decides a run of `method`; it is worked out once a process."""
-    return of_method(METHODS[method])
+def fingerprint(method: str, backbone: str | None = None) -> str:
+    """Return the hash of the code that decides a run of `method`; it is worked out once a process.
+
+    A backbone that one file has added is part of it. The others are, as the loop imports them.
+    """
+    found = of_method(METHODS[method])
+    return digest([found, of_method(BACKBONES[backbone])]) if backbone is not None and backbone in BACKBONES else found
+
+
+def code_of(config: RunConfig) -> str:
+    """Return the hash of the code that decides a run."""
+    return fingerprint(config.method["name"], config.backbone.name)
 
 
 @functools.cache
 def of_method(kind: type) -> str:
-    """Return the hash for a method's class."""
+    """Return the hash for the class of a method or a backbone."""
     return digest({name: source and _read(source).hash for name, source in modules(kind).items()} | _unread(kind))
 
 

@@ -25,7 +25,7 @@ from dualprompt.files import MOST_JSON, disk_errors, read_bytes, reason, write_j
 from dualprompt.metrics import summarise
 from dualprompt.progress import Progress
 from dualprompt.run.checkpoint import Checkpoints, State
-from dualprompt.run.code import fingerprint
+from dualprompt.run.code import code_of
 from dualprompt.run.identity import Identity, config_digest, digest_of_all
 from dualprompt.run.provenance import git_state, versions
 from dualprompt.run.records import LogLine, ManifestRecord, ResultRecord
@@ -156,11 +156,11 @@ class Run:
     @property
     def of_other_code(self) -> bool:
         """Whether other code than that at hand made it, all or in part; a run that does not say counts so too."""
-        return self.code_changed or self.identity.code != fingerprint(self.config().method["name"])
+        return self.code_changed or self.identity.code != code_of(self.config())
 
     def check_code(self) -> None:
         """Refuse to go on with other code than the run began with, or was last continued with."""
-        if self._last_code() != fingerprint(self.config().method["name"]):
+        if self._last_code() != code_of(self.config()):
             manifest = self.manifest()
             commit = (manifest.get("git") or {}).get("commit", "")[:12]
             began = f"dualprompt {manifest['dualprompt']}" + (f", commit {commit}" if commit else "")
@@ -171,7 +171,7 @@ class Run:
 
     def accept_code(self) -> None:
         """Put on record that the code at hand goes on with a run, if it is not what made it so far."""
-        code = fingerprint(self.config().method["name"])
+        code = code_of(self.config())
         if self._last_code() == code:
             return
         manifest = self.manifest()

@@ -9,7 +9,7 @@ from dualprompt.backbones.weights import CheckpointInfo
 from dualprompt.config import EvaluateConfig, RunConfig
 from dualprompt.data.stream import TaskStream
 from dualprompt.files import digest
-from dualprompt.run.code import fingerprint
+from dualprompt.run.code import code_of
 
 # Carrying a run out elsewhere, saving it more often or showing it to a tracker does not change what it is.
 CIRCUMSTANCES = {"device", "devices", "nodes", "checkpoint", "compile", "track"}
@@ -57,7 +57,7 @@ class Identity:
     @classmethod
     def of(cls, config: RunConfig, stream: TaskStream, weights: CheckpointInfo) -> Identity:
         """Return the identity of a run of `config` on this stream with these weights, by the code at hand."""
-        return cls(config_digest(config), stream.fingerprint, weights.sha256, fingerprint(config.method["name"]))
+        return cls(config_digest(config), stream.fingerprint, weights.sha256, code_of(config))
 
 
 def config_digest(config: RunConfig) -> str:

@@ -16,7 +16,7 @@ from dualprompt.progress import counted
 from dualprompt.report.pictures import Line, Lines
 from dualprompt.report.tables import explained
 from dualprompt.report.verdict import verdict_on
-from dualprompt.run.code import fingerprint
+from dualprompt.run.code import code_of
 from dualprompt.run.identity import config_digest
 from dualprompt.seeds import derive
 from dualprompt.studies.positions import attached
@@ -65,7 +65,7 @@ def _optuna() -> Any:
 def _open(optuna: Any, context: Context) -> optuna.Study:
     """Open the trials of this question; another config, code or number of seeds is another question."""
     config = context.config(HELD_OUT)
-    name = digest([config_digest(config), context.seeds, fingerprint(config.method["name"])])[:12]
+    name = digest([config_digest(config), context.seeds, code_of(config)])[:12]
     trials = context.folder / "trials.db"
     with disk_errors(context.folder):
         context.folder.mkdir(parents=True, exist_ok=True)

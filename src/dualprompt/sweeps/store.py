@@ -15,14 +15,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from dualprompt.backbones import weights
-from dualprompt.backbones.known import drawn_by_seed
 from dualprompt.backbones.weights import CheckpointInfo
 from dualprompt.config import RunConfig
 from dualprompt.data.stream import build_stream
 from dualprompt.errors import DualPromptError, InterruptedRunError
 from dualprompt.files import beside, digest, disk_errors, held, refuse_links, sweep, write_json
 from dualprompt.progress import SILENT, Bar, Pace, Progress, RunEnded, Work
-from dualprompt.run.code import fingerprint
+from dualprompt.run.code import code_of
 from dualprompt.run.folder import Run
 from dualprompt.run.identity import Identity, config_digest
 from dualprompt.sweeps.obtained import AGAIN, BUSY, Count, Obtained, Workers, first_line, held_run
@@ -184,7 +183,7 @@ class _Identities:
 
     def of(self, config: RunConfig) -> Identity:
         name, order = config.backbone.name, config.benchmark
-        which = name, 0 if drawn_by_seed(name) is None else config.seed
+        which = name, config.seed if weights.drawn(name) else 0
         if which not in self.weights:
             self.weights[which] = weights.read(name, self.progress, config.seed).info
         info = self.weights[which]
@@ -193,7 +192,7 @@ class _Identities:
         key = digest([order.model_dump(mode="json"), seed, asdict(view.store)])
         if key not in self.images:
             self.images[key] = build_stream(order, config.seed, view.store, self.progress).fingerprint
-        return Identity(config_digest(config), self.images[key], info.sha256, fingerprint(config.method["name"]))
+        return Identity(config_digest(config), self.images[key], info.sha256, code_of(config))
 
 
 class _Tally:

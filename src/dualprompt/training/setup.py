@@ -10,7 +10,6 @@ from pydantic import ValidationError
 
 from dualprompt.backbones import weights
 from dualprompt.backbones.base import BackboneFactory
-from dualprompt.backbones.known import drawn_by_seed
 from dualprompt.backbones.weights import CheckpointInfo
 from dualprompt.config import RunConfig
 from dualprompt.data.stream import Subset, TaskStream, build_stream
@@ -147,7 +146,7 @@ def one_class_remedies(options: MethodConfig, prefix: str = "") -> list[str]:
 def _alike(one: RunConfig, other: RunConfig) -> bool:
     """Return whether two runs see the same images through the same backbone."""
     seed_matters = one.benchmark.class_order == "shuffled" and one.benchmark.class_order_seed is None
-    seed_matters = seed_matters or drawn_by_seed(one.backbone.name) is not None
+    seed_matters = seed_matters or weights.drawn(one.backbone.name)
     same_order = not seed_matters or one.seed == other.seed
     same_view = one.evaluate == other.evaluate and all(
         getattr(one.train, each) == getattr(other.train, each) for each in ("augment", "rotation", "jitter")
