@@ -26,18 +26,26 @@ SMALL: dict[str, dict[str, Any]] = {
     "coda-prompt": {"layers": [1, 2], "components": 2, "length": 2},
     "dualprompt": {"g_layers": [1], "e_layers": [2, 3], "g_length": 2, "e_length": 3, "align_steps": 20},
     "klda": {"projection": 40},
+    "dualnet": {"slow_batch": 4, "outer": 1},
     "gdumb": {"cycles": 2},
     "l2p": {"pool_size": 4, "length": 2, "top_n": 2},
     "ranpac": {"projection": 40},
     "dualprompt-rp": {"g_layers": [1], "e_layers": [2, 3], "g_length": 2, "e_length": 3, "projection": 40},
 }
+# Methods that take no ViT, with a network that they take.
+NETWORKS: dict[str, dict[str, Any]] = {
+    "dualnet": {"backbone.name": "resnet18-cifar-pool-nf4", "backbone.input_size": 32},
+    "supsup": {"backbone.name": "resnet18-cifar-nf4", "backbone.input_size": 16},
+}
 FINE_TUNERS = [name for name in METHODS.names() if "train_backbone" in METHODS[name].Config.model_fields]
-REHEARSE = ["bic", "co2l", "der++", "er", "gdumb"]
+REHEARSE = ["bic", "co2l", "der++", "dualnet", "er", "gdumb"]
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in METHODS.names()},
     **{f"{name}, frozen": (name, {"method.train_backbone": False}) for name in FINE_TUNERS},
     "bic, two rates": ("bic", {"method.head_lr": 0.02, "train.schedule": "cosine"}),
     "ft-seq, two rates": ("ft-seq", {"method.head_lr": 0.02, "train.schedule": "cosine"}),
+    "supsup, binary": ("supsup", {"method.inference": "binary"}),
+    "supsup, min_entropy": ("supsup", {"method.inference": "min_entropy"}),
     "l2p, by task": ("l2p", {"method.pool": "by_task"}),
     "lwf, warmed up": ("lwf", {"method.warmup_epochs": 2}),
     "dualprompt-rp, class token": ("dualprompt-rp", {"method.reads": "class"}),
@@ -59,6 +67,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 CLASSES, TASKS, DIM = 6, 2, VIT.dim
 
 
+RESNET = 4 + 4 * 4 + sum(5 * width for width in (8, 16, 32))  # channels of the BatchNorms of a ResNet-18 of width 4
+CONVOLUTIONS = 9 * (12 + 4 * 16) + sum(9 * (w * w // 2 + 3 * w * w) + w * w // 2 for w in (8, 16, 32))
+SUPSUP_TASK = -(-(CONVOLUTIONS + 3 * 32) // 8) + 2 * RESNET  # bytes of masks, and statistics
+
+
 def packed(dim: int) -> int:
     """Numbers in the triangle of a symmetric matrix."""
     return dim * (dim + 1) // 2
@@ -72,6 +85,11 @@ KEPT: dict[str, Callable[[int], int]] = {  # numbers kept besides what is traine
     "dualprompt, Gaussians": lambda _: CLASSES * DIM + TASKS * DIM**2,
     "dualprompt, several keys": lambda _: TASKS * 5 * DIM,
     "dualprompt, Gaussian matching": lambda _: CLASSES * DIM + DIM * (DIM + 1) // 2 + 1,
+    # Statistics of BatchNorms: of the slow learner, the fast one and the projector, and how often the last two moved.
+    "dualnet": lambda _: 2 * RESNET + 2 * 60 + 4 + 2 * 16 + 1,
+    **dict.fromkeys(
+        ("supsup", "supsup, binary", "supsup, min_entropy"), lambda _: TASKS * SUPSUP_TASK + 3 * 32 + TASKS
+    ),
     "ewc": lambda trained: 2 * trained,
     "ewc, frozen": lambda trained: 2 * trained,
     "klda": lambda _: DIM * 40 + 40 + CLASSES * 40 + 40 * 41 // 2 + 1,
@@ -115,7 +133,8 @@ def preset_and_options(world: World, name: str, options: dict[str, Any]) -> tupl
     benchmark = {"name": "tiny", "dataset": str(world.images), "tasks": TASKS}
     preset = world.preset_with("two-tasks.yaml", methods=small, benchmark=benchmark)
     augmented = {"train.augment": "random_resized_crop"} if "method.train_backbone" in options else {}
-    return str(preset), {"method.name": name, "train.lr": 0.002, "checkpoint.every_seconds": 0} | augmented | options
+    common = {"method.name": name, "train.lr": 0.002, "checkpoint.every_seconds": 0} | NETWORKS.get(name, {})
+    return str(preset), common | augmented | options
 
 
 def learn(arguments: tuple[str, dict[str, Any]], folder: Path) -> tuple[Setup, Run]:
@@ -141,7 +160,7 @@ def check_result(variant: str, name: str, run: Run) -> None:
     size = sum(value.nbytes for key, value in held.items() if key in ("pixels", "labels", "notes", "reserved"))
     assert result["buffer"] == {"images": 8, "bytes": size}
     assert len(held["labels"]) == 8
-    assert ("notes" in held) == (name == "der++")
+    assert ("notes" in held) == (name in ("der++", "dualnet"))
     assert ("reserved" in held) == (name == "bic")
 
 
