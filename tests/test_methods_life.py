@@ -44,7 +44,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     **{f"{name}, frozen": (name, {"method.train_backbone": False}) for name in FINE_TUNERS},
     "bic, two rates": ("bic", {"method.head_lr": 0.02, "train.schedule": "cosine"}),
     "ft-seq, two rates": ("ft-seq", {"method.head_lr": 0.02, "train.schedule": "cosine"}),
-    "supsup, binary": ("supsup", {"method.inference": "binary"}),
+    "supsup, binary": ("supsup", {"method.inference": "binary", "method.superposed": "image"}),
     "supsup, min_entropy": ("supsup", {"method.inference": "min_entropy"}),
     "l2p, by task": ("l2p", {"method.pool": "by_task"}),
     "lwf, warmed up": ("lwf", {"method.warmup_epochs": 2}),
