@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dualprompt.backbones.base import Backbone
+from dualprompt.backbones.resnet import ResNet, ResNetConfig, draw
 from dualprompt.backbones.vit import VisionTransformer, ViTConfig
 from dualprompt.backbones.weights import Checkpoint
 from dualprompt.data.images import Images
@@ -34,6 +36,18 @@ def tiny_vit(seed: int = 0, **options: Any) -> VisionTransformer:
             middle = 1.0 if "norm" in name and name.endswith("weight") else 0.0
             parameter.copy_(middle + 0.2 * torch.randn(parameter.shape, generator=generator))
     return vit.freeze()
+
+
+def tiny_resnet(seed: int = 0, pool: bool = False) -> ResNet:
+    """A random ResNet-18 of 4 channels; with a pool its stages halve the image one by one."""
+    return draw(ResNet(ResNetConfig(SIDE, width=4, stem="cifar", pool=pool)), seeded(seed)).freeze()
+
+
+def backbone_for(method: str) -> Backbone:
+    """A small backbone that a method takes."""
+    return {"supsup": tiny_resnet, "dualnet": partial(tiny_resnet, pool=True)}.get(
+        method, partial(tiny_vit, depth=12)
+    )()
 
 
 def as_vit(backbone: Backbone) -> VisionTransformer:

@@ -22,14 +22,14 @@ from dualprompt.methods.base import METHODS, Batch, Method, Prediction, Selectio
 from dualprompt.methods.frozen_head import FrozenHead, FrozenHeadConfig
 from dualprompt.training.evaluate import Answers, evaluate
 from dualprompt.training.feed import Feed
-from helpers import SIDE, batch_of, random_images, seeded, subset_of, task_view, tiny_vit
+from helpers import SIDE, backbone_for, batch_of, random_images, seeded, subset_of, task_view, tiny_vit
 from sandbox import World, pictures
 
 SOLVED = {"dualprompt-rp", "klda", "lda", "ranpac", "ridge", "simple-cil"}  # answer from what a task's end solved for
 
 
 def make(name: str) -> Method:
-    return METHODS[name](method_config({"name": name}), tiny_vit(depth=12))
+    return METHODS[name](method_config({"name": name}), backbone_for(name))
 
 
 class WarmConfig(FrozenHeadConfig):
@@ -92,7 +92,7 @@ def test_answers_follow_weights_that_steps_changed_unseen(name: str) -> None:
         method.train()
         with torch.no_grad():
             for parameter in method.trainable().values():
-                parameter.add_(torch.randn(parameter.shape, generator=seeded(seed)))
+                parameter.add_(0.1 * torch.randn(parameter.shape, generator=seeded(seed)))
         method.eval()
         now = method.predict(batch_of(images)).logits
         copy = make(name)
@@ -110,7 +110,7 @@ def test_an_evaluation_in_the_middle_of_a_task_sees_the_weights_of_that_moment(n
     """Between two evaluations weights change in place, as by recorded steps: nobody tells the method that it trains."""
     view = View(SIDE, (0.5,) * 3, (0.25,) * 3, "bilinear", "resize", "none")
     config = RunConfig.model_validate({"benchmark": {"dataset": "x"}, "evaluate": {"batch_size": 5}})
-    feed = Feed(config, view, tiny_vit(depth=12), Fabric(accelerator="cpu", devices=1))
+    feed = Feed(config, view, backbone_for(name), Fabric(accelerator="cpu", devices=1))
     subsets = [subset_of(PICTURES[9 * index :][:9], torch.arange(9) % 3 + 3 * index) for index in range(2)]
     method = make(name)
 

@@ -26,6 +26,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "coda-prompt": {"layers": [1, 2], "components": 2, "length": 2},
     "dualprompt": {"g_layers": [1], "e_layers": [2, 3], "g_length": 2, "e_length": 3, "align_steps": 20},
     "klda": {"projection": 40},
+    "dualnet": {"slow_batch": 4, "outer": 1},
     "dynaer": {"warmup_epochs": 1, "classifier_epochs": 2},
     "gdumb": {"cycles": 2},
     "l2p": {"pool_size": 4, "length": 2, "top_n": 2},
@@ -33,8 +34,13 @@ SMALL: dict[str, dict[str, Any]] = {
     "rpsnet": {"width": 2, "modules": 3, "tasks_per_path": 1},
     "dualprompt-rp": {"g_layers": [1], "e_layers": [2, 3], "g_length": 2, "e_length": 3, "projection": 40},
 }
+# Methods that take no ViT, with a network that they take.
+NETWORKS: dict[str, dict[str, Any]] = {
+    "dualnet": {"backbone.name": "resnet18-cifar-pool-nf4", "backbone.input_size": 32},
+    "supsup": {"backbone.name": "resnet18-cifar-nf4", "backbone.input_size": 16},
+}
 FINE_TUNERS = [name for name in METHODS.names() if "train_backbone" in METHODS[name].Config.model_fields]
-REHEARSE = ["bic", "co2l", "der++", "dynaer", "er", "gdumb", "rpsnet"]
+REHEARSE = ["bic", "co2l", "der++", "dualnet", "dynaer", "er", "gdumb", "rpsnet"]
 HERDS = ["dynaer"]  # as many of every class, rounded down
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in METHODS.names()},
@@ -44,6 +50,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "dynaer, aligned": ("dynaer", {"method.second_stage": "align", "method.warmup_epochs": 0}),
     "rpsnet, three candidates": ("rpsnet", {"method.candidates": 3}),
     "rpsnet, as released": ("rpsnet", {"method.candidates": 2, "method.parity": True}),
+    "supsup, binary": ("supsup", {"method.inference": "binary", "method.superposed": "image"}),
+    "supsup, min_entropy": ("supsup", {"method.inference": "min_entropy"}),
     "l2p, by task": ("l2p", {"method.pool": "by_task"}),
     "lwf, warmed up": ("lwf", {"method.warmup_epochs": 2}),
     "dualprompt-rp, class token": ("dualprompt-rp", {"method.reads": "class"}),
@@ -65,6 +73,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 CLASSES, TASKS, DIM = 6, 2, VIT.dim
 
 
+RESNET = 4 + 4 * 4 + sum(5 * width for width in (8, 16, 32))  # channels of the BatchNorms of a ResNet-18 of width 4
+CONVOLUTIONS = 9 * (12 + 4 * 16) + sum(9 * (w * w // 2 + 3 * w * w) + w * w // 2 for w in (8, 16, 32))
+SUPSUP_TASK = -(-(CONVOLUTIONS + 3 * 32) // 8) + 2 * RESNET  # bytes of masks, and statistics
+
+
 def packed(dim: int) -> int:
     """Numbers in the triangle of a symmetric matrix."""
     return dim * (dim + 1) // 2
@@ -78,6 +91,11 @@ KEPT: dict[str, Callable[[int], int]] = {  # numbers kept besides what is traine
     "dualprompt, Gaussians": lambda _: CLASSES * DIM + TASKS * DIM**2,
     "dualprompt, several keys": lambda _: TASKS * 5 * DIM,
     "dualprompt, Gaussian matching": lambda _: CLASSES * DIM + DIM * (DIM + 1) // 2 + 1,
+    # Statistics of BatchNorms: of the slow learner, the fast one and the projector, and how often the last two moved.
+    "dualnet": lambda _: 2 * RESNET + 2 * 60 + 4 + 2 * 16 + 1,
+    **dict.fromkeys(
+        ("supsup", "supsup, binary", "supsup, min_entropy"), lambda _: TASKS * SUPSUP_TASK + 3 * 32 + TASKS
+    ),
     "ewc": lambda trained: 2 * trained,
     "ewc, frozen": lambda trained: 2 * trained,
     "klda": lambda _: DIM * 40 + 40 + CLASSES * 40 + 40 * 41 // 2 + 1,
@@ -121,7 +139,8 @@ def preset_and_options(world: World, name: str, options: dict[str, Any]) -> tupl
     benchmark = {"name": "tiny", "dataset": str(world.images), "tasks": TASKS}
     preset = world.preset_with("two-tasks.yaml", methods=small, benchmark=benchmark)
     augmented = {"train.augment": "random_resized_crop"} if "method.train_backbone" in options else {}
-    return str(preset), {"method.name": name, "train.lr": 0.002, "checkpoint.every_seconds": 0} | augmented | options
+    common = {"method.name": name, "train.lr": 0.002, "checkpoint.every_seconds": 0} | NETWORKS.get(name, {})
+    return str(preset), common | augmented | options
 
 
 def learn(arguments: tuple[str, dict[str, Any]], folder: Path) -> tuple[Setup, Run]:
@@ -149,7 +168,7 @@ def check_result(variant: str, name: str, run: Run) -> None:
     images = CLASSES if name in HERDS else 8
     assert result["buffer"] == {"images": images, "bytes": size}
     assert len(held["labels"]) == images
-    assert ("notes" in held) == (name == "der++")
+    assert ("notes" in held) == (name in ("der++", "dualnet"))
     assert ("reserved" in held) == (name == "bic")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from dualprompt.config import compose
 from dualprompt.methods.base import METHODS
 from dualprompt.run.folder import Run
 from dualprompt.training import group
+from dualprompt.training.evaluate import evaluate
 from dualprompt.training.loop import train
 from dualprompt.training.setup import Setup, prepare
 
@@ -36,6 +38,17 @@ OWN: dict[str, dict[str, Any]] = {
     "lwf": {"method.distillation_weight": 3.0, "train.lr": 5e-5, "method.head_lr": 0.002},
     "ranpac": {"method.projection": 200},
     "dualprompt-rp": {"method.projection": 200, "method.e_layers": [3, 4, 5]},
+}
+# Methods that train a ResNet from scratch, in a test of their own: FT-seq has no network that they could be held to.
+FROM_SCRATCH: dict[str, dict[str, Any]] = {
+    "dualnet": {
+        "backbone.name": "resnet18-cifar-pool-nf4",
+        "train.epochs": 4,
+        "train.batch_size": 10,
+        "method.outer": 1,
+        "method.slow_batch": 8,
+    },
+    "supsup": {"backbone.name": "resnet18-cifar-nf8", "train.epochs": 10, "train.lr": 0.01},
 }
 Learn = Callable[..., dict[str, Any]]
 
@@ -68,7 +81,7 @@ def test_ft_seq_learns_each_task_and_loses_the_one_before(learn: Learn) -> None:
     assert left < 10
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS.names() if name != "ft-seq"])
+@pytest.mark.parametrize("name", [name for name in METHODS.names() if name not in ("ft-seq", *FROM_SCRATCH)])
 def test_ft_seq_forgets_more_than(name: str, learn: Learn) -> None:
     result, sequential = learn(name), learn("ft-seq")
     (first,), (_, newest) = result["accuracy_matrix"]
@@ -80,3 +93,23 @@ def test_ft_seq_forgets_more_than(name: str, learn: Learn) -> None:
         masked = learn("ft++", head_lr=None, **{"train.lr": OWN["ewc"]["train.lr"]})
         assert result["forgetting"] < masked["forgetting"] - 15
         assert result["average_accuracy"] > masked["average_accuracy"]
+
+
+@pytest.mark.parametrize("name", FROM_SCRATCH)
+def test_a_resnet_learns_from_scratch_by(name: str, tmp_path: Path) -> None:
+    small = {"backbone.input_size": 32, "method.name": name}
+    config = group.plan([compose("mini", None, LITTLE | small | FROM_SCRATCH[name])], baseline=False)[0].config
+    setup = prepare(config)
+    result = train(setup, Run.create(tmp_path / "run", config, setup.stream, setup.weights, setup.precision))
+    (first,), (left, newest) = result["accuracy_matrix"]
+    assert first > 60
+    if name == "dualnet":
+        assert left > 40
+        assert newest > 40
+        return
+    # Who is told the task has forgotten nothing; who has to find it may take one for the other.
+    known = [score.accuracy for score in evaluate(setup.method, setup.feed, setup.evaluated(2), "oracle")]
+    assert known[0] == first
+    assert known[1] > 60
+    assert left <= known[0]
+    assert newest <= known[1]

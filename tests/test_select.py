@@ -23,14 +23,14 @@ from dualprompt.training.buffer import Buffer
 from dualprompt.training.loop import train
 from dualprompt.training.select import select_subset, union
 from dualprompt.training.setup import prepare
-from helpers import subset_of, tiny_vit
+from helpers import backbone_for, subset_of
 from sandbox import World
 
-REHEARSE = {"er", "der++", "dynaer", "gdumb", "bic", "co2l", "rpsnet"}
+REHEARSE = {"er", "der++", "dualnet", "dynaer", "gdumb", "bic", "co2l", "rpsnet"}
 
 
 def make(name: str) -> Method:
-    return METHODS[name](method_config({"name": name}), tiny_vit(depth=12))
+    return METHODS[name](method_config({"name": name}), backbone_for(name))
 
 
 def numbered_images(first: int, labels: list[int]) -> Subset:

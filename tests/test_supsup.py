@@ -250,9 +250,21 @@ def test_the_algorithms_by_hand() -> None:
     assert asked == [[5, 5], [3, 3], [2, 2]]
 
 
+def test_an_image_may_be_normalised_by_its_own_pixels() -> None:
+    """Which is what BatchNorm does in training with a batch of one."""
+    own, images = learned(superposed="image"), random_images(6)
+    masks, mix = own.derived("masks", own._learned), torch.full((6, 3), 1 / 3)
+    whole = own.net.logits(images, masks, None, None, mix)
+    own.net.train()
+    fresh = torch.zeros(sum(own.net.channels)), torch.ones(sum(own.net.channels))
+    alone = [own.net.logits(image[None], masks, *fresh, mix[:1]) for image in images]
+    torch.testing.assert_close(torch.cat(alone), whole, rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.parametrize("inference", ["oneshot", "binary", "min_entropy"])
-def test_a_prediction_depends_on_its_image_alone(inference: str) -> None:
-    method, images = learned(inference=inference), random_images(9)
+@pytest.mark.parametrize("superposed", ["mean", "image"])
+def test_a_prediction_depends_on_its_image_alone(inference: str, superposed: str) -> None:
+    method, images = learned(inference=inference, superposed=superposed), random_images(9)
     whole = method.predict(batch_of(images))
     assert whole.selected is not None
     order = torch.randperm(9, generator=seeded(5))

@@ -31,10 +31,10 @@ class MaskedConv(nn.Module):
 
 
 class TaskNorm(nn.Module):
-    """BatchNorm without weights, whose statistics are a task's."""
+    """BatchNorm without weights, whose statistics are a task's, or the image's own."""
 
-    mean: Tensor  # (channels,), of the pass at hand; in training it is moved in place
-    variance: Tensor
+    mean: Tensor | None  # (channels,), of the pass at hand; in training it is moved in place. None: the image's own
+    variance: Tensor | None
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -42,6 +42,8 @@ class TaskNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise each channel by the batch, which moves the statistics, or in evaluation by these."""
+        if self.mean is None:
+            return F.instance_norm(x)
         return F.batch_norm(x, self.mean, self.variance, training=self.training)
 
 
@@ -123,20 +125,26 @@ class SuperNet(nn.Module):
             self.head = torch.cat([self.head, signed(rows).to(self.head.device)])
 
     def logits(
-        self, images: Tensor, masks: Sequence[Tensor], mean: Tensor, variance: Tensor, mix: Tensor | None = None
+        self,
+        images: Tensor,
+        masks: Sequence[Tensor],
+        mean: Tensor | None,
+        variance: Tensor | None,
+        mix: Tensor | None = None,
     ) -> Tensor:
         """Return the outputs for images, (batch, outputs), in fp32, of a task's network or a mixture of several.
 
         Args:
             images: normalised, (batch, 3, side, side).
             masks: of each layer, (tasks, *shape), the classifier's last; one task unless there is a mixture.
-            mean: of the BatchNorms.
+            mean: of the BatchNorms; None: each image is normalised by its own pixels.
             variance: of the BatchNorms.
             mix: α of each image, (batch, tasks).
         """
         for conv, mask in zip(self.convs, masks[:-1], strict=True):
             conv.masks, conv.mix = mask, mix
-        means, variances = mean.split(self.channels), variance.split(self.channels)
+        none = [None] * len(self.norms)
+        means, variances = (none if each is None else each.split(self.channels) for each in (mean, variance))
         for norm, norm_mean, norm_variance in zip(self.norms, means, variances, strict=True):
             norm.mean, norm.variance = norm_mean, norm_variance
         features = self.backbone.features(images).float()

@@ -37,6 +37,11 @@ class SupSupConfig(MethodConfig):
         default="oneshot",
         description="oneshot: steepest fall of entropy; binary: halving the tasks; min_entropy: surest task of all",
     )
+    superposed: Literal["mean", "image"] = Field(
+        default="mean",
+        description="what BatchNorm sees while the task is sought: the mean of the learned tasks' statistics, or the "
+        "image's own pixels",
+    )
     selection: Selection = Field(
         default="query",
         description="batch_vote: as the released code, the first image of a batch decides for all, and BatchNorm sees "
@@ -55,12 +60,13 @@ class SupSupConfig(MethodConfig):
 class SupSup(Method[SupSupConfig]):
     """Every convolution and the classifier has frozen signs; a task trains scores, and keeps the bits of the largest.
 
-    The superposed network, in which an image looks for its task, has the mean of the learned tasks' statistics.
+    In the superposed network, in which an image looks for its task, BatchNorm has the mean of the learned tasks'
+    statistics: no task's own would be right, and those of a test batch would leak.
     """
 
     summary = "a mask a task over a random frozen network; entropy gradients find the task"
     selections = ("query", "batch_vote", "oracle")
-    grid: ClassVar[Grid] = {"train.lr": (0.001, 0.003), "method.sigma": (32.0, 8.0)}
+    grid: ClassVar[Grid] = {"train.lr": (0.001, 0.003), "method.superposed": ("mean", "image")}
     defaults: ClassVar[Defaults] = {
         "train": {"lr": 0.001, "lr_scale": "none", "schedule": "cosine", "weight_decay": 1e-4, "decay": "l2"},
     }
@@ -144,7 +150,7 @@ class SupSup(Method[SupSupConfig]):
         if self.config.inference == "min_entropy":
             chosen = torch.stack([entropy(each) for each in logits], dim=1).argmin(dim=1)
         else:
-            mean, variance = (torch.stack(list(each)).mean(dim=0) for each in (self.mean, self.variance))
+            mean, variance = (self._superposed(each) for each in (self.mean, self.variance))
             images, once = batch.images, self.config.inference == "oneshot"
             self.net.train(selection == "batch_vote")
             chosen = find(
@@ -156,6 +162,10 @@ class SupSup(Method[SupSupConfig]):
             )
             self.net.eval()
         return chosen[:1].expand(len(chosen)) if selection == "batch_vote" else chosen
+
+    def _superposed(self, each: TensorList) -> Tensor | None:
+        """Return the statistics of the superposed network; None: the image's own."""
+        return torch.stack(list(each)).mean(dim=0) if self.config.superposed == "mean" else None
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Take over the tasks, and the scores of one that is being learned."""
