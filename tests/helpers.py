@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -75,7 +76,8 @@ def task_view(
     batch_size: int | None = None,
     frozen: bool = False,
 ) -> TaskView:
-    """The `index`-th of tasks that all have `classes` classes; `frozen` if its images are features instead."""
+    """The `index`-th of tasks that all have `classes` new classes; `frozen` if its images are features instead."""
+    seen = tuple(range((index + 1) * classes))
     found = torch.empty(0, dtype=torch.int64) if labels is None else labels
 
     def batches() -> Iterator[Batch]:
@@ -87,13 +89,20 @@ def task_view(
     return TaskView(
         index=index,
         name=f"task {index + 1}",
-        classes=classes,
-        first_class=index * classes,
+        labels=seen[index * classes :],
+        new_labels=seen[index * classes :],
+        seen=seen,
         generator=seeded(100 + index),
         queries=lambda: torch.empty(0) if queries is None else queries,
-        labels=found,
+        targets=found,
         batches=batches,
     )
+
+
+def of_labels(view: TaskView, first: int, count: int) -> TaskView:
+    """The same view of a task whose `count` new labels go on from `first`."""
+    seen = tuple(range(first + count))
+    return replace(view, labels=seen[first:], new_labels=seen[first:], seen=seen)
 
 
 def randomise(method: Method, seed: int = 2, scale: float = 1.0) -> None:

@@ -39,6 +39,11 @@ HEADER = {
     "std": "0.5,0.5,0.5",
     "interpolation": "bilinear",
 }
+# Methods that take no ViT, with a network that they take.
+NETWORKS: dict[str, dict[str, Any]] = {
+    "dualnet": {"backbone.name": "resnet18-cifar-pool-nf4", "backbone.input_size": 32},
+    "supsup": {"backbone.name": "resnet18-cifar-nf4", "backbone.input_size": 16},
+}
 CLASSES = ("ash", "birch", "cedar", "elm", "fir", "hazel")
 TRAIN, TEST = (6, 7), (5, 4)  # images of even and odd classes: 13 = 3 · 4 + 1 and 9 = 2 · 4 + 1 a task
 PRELOADED = [

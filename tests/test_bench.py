@@ -31,7 +31,7 @@ def test_fast_and_straight_line_predictions_agree():
 def test_fast_and_straight_line_prompts_agree_after_an_epoch():
     fast, slow = (random_dualprompt(tasks=2, **OVERLAP) for _ in range(2))
     images = random_images(30)
-    labels = fast.head.first_newest + torch.arange(30) % 3
+    labels = fast.head.labels[0] + torch.arange(30) % 3
     with torch.no_grad():
         known = fast.backbone(images)
     optimisers = [make_optimiser(method, TrainConfig()) for method in (fast, slow)]

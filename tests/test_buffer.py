@@ -52,6 +52,39 @@ def test_a_reservoir_keeps_every_image_of_the_stream_with_equal_probability() ->
     assert chi2.ppf(0.001, total - 1) < statistic < chi2.ppf(0.999, total - 1)
 
 
+def test_a_reservoir_that_is_offered_steps_needs_no_border() -> None:
+    """Whatever the steps and wherever tasks end, each image of the stream is kept with equal probability."""
+    steps, room, draws, total = (1, 4, 9, 1, 4, 2, 9), 6, 800, 30
+    assert sum(steps) == total
+    rows = torch.arange(total)
+    everything = dots(rows.tolist())  # labels tell images
+    counts = np.zeros(total)
+    for seed in range(draws):
+        buffer = Buffer(BufferPlan(room, "reservoir", fill="step"), seed)
+        for step, own in enumerate(rows.split(steps)):
+            buffer.offer(part(everything, own), int(step > 3), step=step)
+            assert len(buffer) == min(room, sum(steps[: step + 1]))
+        counts[buffer.as_subset().labels.numpy()] += 1
+    assert counts.sum() == room * draws
+    share = room / total
+    statistic = ((counts - draws * share) ** 2).sum() / (draws * share * (1 - share)) * (total - 1) / total
+    assert chi2.ppf(0.001, total - 1) < statistic < chi2.ppf(0.999, total - 1)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=8), st.integers(1, 12), st.sampled_from(POLICIES))
+def test_offers_by_the_step_keep_only_what_was_offered(sizes: list[int], room: int, policy: Policy) -> None:
+    everything = dots(list(range(sum(sizes))))
+    buffer, offered = Buffer(BufferPlan(room, policy, fill="step"), 0), 0
+    for step, own in enumerate(torch.arange(sum(sizes)).split(sizes)):
+        buffer.offer(part(everything, own), 0, step=step)
+        offered += len(own)
+        found = buffer.as_subset().labels.tolist()
+        assert len(set(found)) == len(found) == min(room, offered)
+        assert max(found) < offered
+    assert buffer.seen == offered
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     st.lists(st.lists(st.integers(0, 7), max_size=40), min_size=1, max_size=5),

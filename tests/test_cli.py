@@ -460,7 +460,7 @@ def test_names_are_shown_as_they_are(world: World, tmp_path: Path) -> None:
 def test_a_group_of_datasets_is_a_task_for_each_member(tmp_path: Path) -> None:
     config = BenchmarkConfig(dataset="mini", train_per_class=1)
     stream = build_stream(config, 0, Store(16, keep_aspect=False))
-    assert [task.name for task in stream.tasks] == list(GROUPS["mini"])
+    assert [task.name for task in stream.experiences] == list(GROUPS["mini"])
 
 
 def test_a_narrow_terminal_gets_fewer_columns(one: Path) -> None:

@@ -30,6 +30,7 @@ from helpers import (
     SIDE,
     batch_of,
     noise_pictures,
+    of_labels,
     ragged,
     random_dualprompt,
     random_images,
@@ -341,7 +342,7 @@ def test_the_head_rows_of_unequal_tasks_stand_in_order() -> None:
     method = fresh()
     sizes, first = (2, 5, 1, 3), 0
     for index, classes in enumerate(sizes):
-        method.begin_task(replace(task_view(index, classes), first_class=first))
+        method.begin_task(of_labels(task_view(index, classes), first, classes))
         with torch.no_grad():
             method.head.bias[-1].copy_(torch.arange(first, first + classes))
         first += classes
@@ -422,7 +423,7 @@ def test_match_weight_zero_leaves_the_key_as_drawn() -> None:
     assert "bank.task_key.0" not in method.trainable()
     loss = method.loss(batch_of(images, labels))
     features = method.backbone(images, method.bank.training_prompts())
-    close(loss, F.cross_entropy(method.head.newest(features), labels))
+    close(loss, F.cross_entropy(method.head.current(features), labels))
 
 
 def test_a_known_query_stands_for_the_image() -> None:

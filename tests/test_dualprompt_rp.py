@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from dualprompt.methods.base import TaskView
 from dualprompt.methods.dualprompt_rp import DualPromptRP, DualPromptRPConfig
 from dualprompt.methods.experts import SHARPNESS, Experts
 from dualprompt.methods.ranpac import RanPAC, RanPACConfig
-from helpers import batch_of, random_images, task_view, tiny_vit
+from helpers import batch_of, of_labels, random_images, task_view, tiny_vit
 
 CLASSES, IMAGES, M = 3, 24, 30
 SMALL: dict[str, Any] = {"g_layers": (1,), "e_layers": (2, 3), "g_length": 2, "e_length": 3, "projection": M}
@@ -133,7 +132,7 @@ def test_only_the_first_task_trains_the_g_prompt_and_longer() -> None:
 def test_a_single_class_has_nothing_to_train_and_is_still_known() -> None:
     method = taught(tasks=1)
     labels = torch.full((IMAGES,), CLASSES)
-    single = replace(task_view(1, 1, images=images_of(5), labels=labels), first_class=CLASSES)
+    single = of_labels(task_view(1, 1, images=images_of(5), labels=labels), CLASSES, 1)
     method.begin_task(single)
     assert not method.phases(single)
     method.end_task(single)

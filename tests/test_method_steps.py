@@ -150,7 +150,7 @@ def test_checkpoints_of_one_step_are_as_they_always_were(world: World, tmp_path:
 
 def begun() -> Dual:
     method = Dual(FrozenHeadConfig(), tiny_vit())
-    method.head.grow(2, train_old=False)
+    method.head.begin((0, 1), (0, 1), train_old=False)
     return method
 
 

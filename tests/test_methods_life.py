@@ -20,7 +20,7 @@ from dualprompt.training import group
 from dualprompt.training.feed import Feed
 from dualprompt.training.loop import train
 from dualprompt.training.setup import Setup, prepare
-from sandbox import VIT, World, call, remains, start
+from sandbox import NETWORKS, VIT, World, call, remains, start
 
 SMALL: dict[str, dict[str, Any]] = {
     "coda-prompt": {"layers": [1, 2], "components": 2, "length": 2},
@@ -33,11 +33,6 @@ SMALL: dict[str, dict[str, Any]] = {
     "ranpac": {"projection": 40},
     "rpsnet": {"width": 2, "modules": 3, "tasks_per_path": 1},
     "dualprompt-rp": {"g_layers": [1], "e_layers": [2, 3], "g_length": 2, "e_length": 3, "projection": 40},
-}
-# Methods that take no ViT, with a network that they take.
-NETWORKS: dict[str, dict[str, Any]] = {
-    "dualnet": {"backbone.name": "resnet18-cifar-pool-nf4", "backbone.input_size": 32},
-    "supsup": {"backbone.name": "resnet18-cifar-nf4", "backbone.input_size": 16},
 }
 FINE_TUNERS = [name for name in METHODS.names() if "train_backbone" in METHODS[name].Config.model_fields]
 REHEARSE = ["bic", "co2l", "der++", "dualnet", "dynaer", "er", "gdumb", "rpsnet"]

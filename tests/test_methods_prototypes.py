@@ -16,7 +16,7 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import Tensor
 
 from dualprompt.errors import DualPromptError
-from dualprompt.methods.base import Batch, Method, method_config
+from dualprompt.methods.base import METHODS, Batch, Method, StreamKind, TaskView, method_config
 from dualprompt.methods.dualprompt import DualPrompt, DualPromptConfig
 from dualprompt.methods.experts import SHARPNESS
 from dualprompt.methods.klda import KLDA, KLDAConfig, median_distance
@@ -38,7 +38,7 @@ from dualprompt.methods.statistics import (
     unpacked,
     within_class,
 )
-from helpers import batch_of, random_dualprompt, random_images, seeded, task_view, tiny_vit
+from helpers import batch_of, of_labels, random_dualprompt, random_images, seeded, task_view, tiny_vit
 
 DIM = 32
 
@@ -57,6 +57,11 @@ def blobs(task: int, sizes: list[int], spread: float = 1.0) -> tuple[Tensor, Ten
 def known(features: Tensor) -> Batch:
     """A batch of which only the frozen features are known."""
     return Batch(lambda: pytest.fail("no image is needed"), torch.zeros(len(features), dtype=torch.int64), features)
+
+
+def task_of(index: int, labels: Tensor, classes: int = 2) -> TaskView:
+    """The `index`-th of tasks with new classes; the labels of its images count from 0."""
+    return task_view(index, classes, labels=labels + index * classes)
 
 
 def test_means_of_classes_by_hand() -> None:
@@ -175,8 +180,8 @@ def test_fewer_samples_than_dimensions_choose_by_samples_what_they_would_choose_
     own = torch.nn.functional.one_hot(labels, 3).double()
     rows = features.double()
     assert choose_strength_by_samples(rows[fitted], own[fitted], rows[held], own[held]) == chosen
-    by_choice = Ridge(DIM, lambda x: x).add(features, labels, 3, None, seeded(7))
-    by_hand = Ridge(DIM, lambda x: x).add(features, labels, 3, chosen, seeded(0))
+    by_choice = Ridge(DIM, lambda x: x).add(features, task_of(0, labels, 3), None, seeded(7))
+    by_hand = Ridge(DIM, lambda x: x).add(features, task_of(0, labels, 3), chosen, seeded(0))
     torch.testing.assert_close(by_choice[0], by_hand[0], rtol=1e-4, atol=1e-6)
 
 
@@ -184,7 +189,7 @@ def test_ridge_survives_fewer_samples_than_dimensions() -> None:
     ridge = Ridge(DIM, lambda x: x)
     for task in range(2):
         features, labels = blobs(task, [1, 2])
-        (*_, weight) = ridge.add(features, labels, 2, None, seeded(task))
+        (*_, weight) = ridge.add(features, task_of(task, labels), None, seeded(task))
         assert weight.isfinite().all()
         assert weight.abs().max() < 100
 
@@ -197,7 +202,7 @@ def taught(method: Method, tasks: list[Data]) -> Method:
     first = 0
     for index, (features, labels) in enumerate(tasks):
         classes = int(labels.max()) + 1
-        view = replace(task_view(index, classes, features, labels=labels + first), first_class=first)
+        view = of_labels(task_view(index, classes, features, labels=labels + first), first, classes)
         method.begin_task(view)
         assert not method.phases(view)
         method.end_task(view)
@@ -423,8 +428,8 @@ def test_k_means_gives_finite_directions_for_any_points(points: int, distinct: i
 def test_gaussians_are_sampled_as_they_were_seen() -> None:
     gaussians = ClassGaussians()
     seen = [blobs(task, [2000, 3000]) for task in range(2)]
-    for features, labels in seen:
-        gaussians.add(features, labels, 2)
+    for task, (features, labels) in enumerate(seen):
+        gaussians.add(features, task_of(task, labels))
     drawn, classes = gaussians.sample(20000, seeded(1))
     assert classes.unique_consecutive().tolist() == [0, 1, 2, 3]
     for task, (features, labels) in enumerate(seen):
@@ -438,8 +443,8 @@ def test_gaussians_are_sampled_as_they_were_seen() -> None:
 def test_realignment_balances_a_head_that_prefers_the_newest_classes() -> None:
     gaussians = ClassGaussians()
     data = [blobs(task, [100, 100]) for task in range(2)]
-    for features, labels in data:
-        gaussians.add(features, labels, 2)
+    for task, (features, labels) in enumerate(data):
+        gaussians.add(features, task_of(task, labels))
     weights = [torch.zeros(2, DIM), torch.zeros(2, DIM)]
     biases = [torch.zeros(2), torch.full((2,), 5.0)]
     tests, targets = torch.cat([x for x, _ in data]), torch.cat([y + 2 * t for t, (_, y) in enumerate(data)])
@@ -541,13 +546,69 @@ def test_features_that_are_not_finite_are_refused(strength: float | None) -> Non
     features = torch.randn(10, 6, generator=seeded(1))
     features[3, 2] = float("nan")
     with pytest.raises(DualPromptError, match=r"not finite; lower train\.lr"):
-        ridge.add(features, torch.arange(10) % 2, 2, strength, seeded(2))
+        ridge.add(features, task_of(0, torch.arange(10) % 2), strength, seeded(2))
 
 
 @pytest.mark.parametrize("images", [1, 2, 3, 4])
 def test_few_images_do_not_choose_a_strength_that_fits_them_alone(images: int) -> None:
     ridge = Ridge(6, lambda x: x)
     features = torch.randn(images, 6, generator=seeded(3))
-    [weight] = ridge.add(features, torch.arange(images) % 2, 2, None, seeded(4))
+    [weight] = ridge.add(features, task_of(0, torch.arange(images) % 2), None, seeded(4))
     assert torch.isfinite(weight).all()
     assert float(weight.abs().max()) < 10
+
+
+def in_portions(parts: list[Data], classes: int) -> list[TaskView]:
+    """Tasks whose labels come back: the first has them all, later ones the highest of their labels and those below."""
+    views, seen = [], 0
+    for index, (features, labels) in enumerate(parts):
+        present = tuple(labels.unique().tolist())
+        known, seen = seen, max(seen, present[-1] + 1)
+        view = task_view(index, classes, features, labels=labels)
+        new = tuple(label for label in present if label >= known)
+        views.append(replace(view, labels=present, new_labels=new, seen=tuple(range(seen))))
+    return views
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("simple-cil", {}), ("ridge", {"strength": 0.5}), ("lda", {}), ("ranpac", {"strength": 0.5, "projection": 20})],
+)
+def test_a_label_that_comes_back_adds_to_its_statistics(name: str, options: dict[str, Any]) -> None:
+    features, labels = blobs(3, [9, 8, 7, 6, 5])
+    portions = [torch.isin(labels, torch.tensor([0, 1, 2])) & (torch.arange(35) % 2 == 0)]
+    portions.append(torch.isin(labels, torch.tensor([1, 3, 4])) & (torch.arange(35) % 4 > 1) & ~portions[0])
+    portions.append(~portions[0] & ~portions[1])
+    parts = [(features[rows], labels[rows]) for rows in portions]
+    assert [len(part[0].unique(dim=0)) for part in parts] == [int(rows.sum()) for rows in portions]
+    views = in_portions(parts, 5)
+    assert [view.labels for view in views] == [(0, 1, 2), (1, 3, 4), (0, 1, 2, 3, 4)]
+    assert [view.new_labels for view in views] == [(0, 1, 2), (3, 4), ()]
+    method, whole = (METHODS[name](method_config({"name": name, **options}), tiny_vit()) for _ in range(2))
+    method.accept(StreamKind(returns=True))
+    for view in views:
+        method.begin_task(view)
+        method.end_task(view)
+    [once] = in_portions([(features, labels)], 5)
+    whole.begin_task(once)
+    whole.end_task(once)
+    frozen = Batch(lambda: torch.empty(0), labels, frozen=features)
+    torch.testing.assert_close(method.predict(frozen).logits, whole.predict(frozen).logits, rtol=1e-3, atol=1e-4)
+    again = METHODS[name](method_config({"name": name, **options}), tiny_vit())
+    again.accept(StreamKind(returns=True))
+    again.load_state(method.state())
+    assert torch.equal(again.predict(frozen).logits, method.predict(frozen).logits)
+    assert again.state().keys() == method.state().keys()
+
+
+def test_gaussians_of_a_label_that_comes_back_are_samples_of_that_label() -> None:
+    gaussians = ClassGaussians()
+    gaussians.expect_returning()
+    parts = [blobs(0, [50, 50]), blobs(1, [0, 50, 50])]
+    for view, (features, _) in zip(in_portions(parts, 3), parts, strict=True):
+        gaussians.add(features, view)
+    drawn, labels = gaussians.sample(2000, seeded(1))
+    assert labels.tolist() == [label for label in (0, 1, 1, 2) for _ in range(2000)]
+    for task, label, rows in ((0, 1, slice(2000, 4000)), (1, 1, slice(4000, 6000)), (1, 2, slice(6000, 8000))):
+        features, own = parts[task]
+        assert (features[own == label].mean(dim=0) - drawn[rows].mean(dim=0)).abs().max() < 0.2

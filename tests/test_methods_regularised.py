@@ -47,7 +47,7 @@ def images_of(task: TaskView) -> Tensor:
 
 
 def whole(task: TaskView) -> Batch:
-    return Batch(lambda: images_of(task), task.labels)
+    return Batch(lambda: images_of(task), task.targets)
 
 
 def scatter(method: FineTune, seed: int = 2) -> None:
@@ -98,7 +98,7 @@ def learn(method: FineTune, task: TaskView, epochs: int) -> None:
 
 
 def accuracy(method: FineTune, task: TaskView) -> float:
-    return float((method.predict(whole(task)).logits.argmax(dim=1) == task.labels).float().mean())
+    return float((method.predict(whole(task)).logits.argmax(dim=1) == task.targets).float().mean())
 
 
 def linear_classifier(task: TaskView, **options: Any) -> tuple[EWC, np.ndarray]:
@@ -115,7 +115,7 @@ def test_fisher_of_a_linear_softmax_classifier_has_its_closed_form():
     """∂log p_y/∂W = (onehot(y) − p) xᵀ: the mean over images of its square, which is not the square of the mean."""
     task = feature_task(50)
     method, p = linear_classifier(task, fisher_labels="true")
-    x, residual = images_of(task).double().numpy(), np.eye(CLASSES)[task.labels.numpy()] - p
+    x, residual = images_of(task).double().numpy(), np.eye(CLASSES)[task.targets.numpy()] - p
     weight = np.einsum("nc,nd->cd", residual**2, x**2) / len(x)
     expected = np.concatenate([weight.ravel(), (residual**2).mean(axis=0)])
     np.testing.assert_allclose(method.fisher(task).numpy(), expected, rtol=1e-4)
@@ -139,10 +139,10 @@ def test_fisher_of_the_whole_model_is_that_of_its_single_images(logits: str):
     method, task = begun("ewc", 2, training_logits=logits, fisher_labels="true"), clusters(1)
     weights = [weight.requires_grad_() for weight in weights_of(method, 2)]
     expected = torch.zeros(sum(weight.numel() for weight in weights))
-    for image, label in zip(images_of(task), task.labels, strict=True):
+    for image, label in zip(images_of(task), task.targets, strict=True):
         z = method.head.all(method.backbone(image[None]))[0]
         log_p = z[CLASSES:].log_softmax(0)[label - CLASSES] if logits == "masked" else z.log_softmax(0)[label]
-        expected += flat(torch.autograd.grad(log_p, weights, materialize_grads=True)) ** 2 / len(task.labels)
+        expected += flat(torch.autograd.grad(log_p, weights, materialize_grads=True)) ** 2 / len(task.targets)
     torch.testing.assert_close(method.fisher(task), expected, rtol=1e-3, atol=1e-7)
 
 
@@ -168,7 +168,7 @@ def test_fisher_is_taken_on_evenly_spaced_images(images: int, wanted: int, batch
     chosen = [math.floor(index * images / used) for index in range(used)]
     assert np.ptp(np.diff([*chosen, images])) <= 1
     method, _ = linear_classifier(task, fisher_labels="true", fisher_images=wanted)
-    features, labels = images_of(task)[chosen], task.labels[chosen]
+    features, labels = images_of(task)[chosen], task.targets[chosen]
     alone = task_view(0, CLASSES, images=features, labels=labels, frozen=True)
     torch.testing.assert_close(method.fisher(task), method.fisher(alone))
 
@@ -284,8 +284,8 @@ def test_lwf_warms_up_the_new_rows_alone_before_all_train():
         method.begin_phase(warm, task)
         assert set(method.trainable()) == {"head.weight.1", "head.bias.1"}
         before = {name: value.clone() for name, value in method.state().items()}
-        (rows,) = (method.head.newest(method.features(whole(task))),)
-        assert torch.equal(method.loss(whole(task)), F.cross_entropy(rows, task.labels - 3)), "nothing to distil"
+        (rows,) = (method.head.current(method.features(whole(task))),)
+        assert torch.equal(method.loss(whole(task)), F.cross_entropy(rows, task.targets - 3)), "nothing to distil"
         steps(method, task, 2)
         moved = {name for name, value in method.state().items() if not torch.equal(value, before[name])}
         assert moved == {"head.weight.1", "head.bias.1"}
@@ -304,9 +304,9 @@ def test_ft_plus_plus_is_ft_seq_with_the_old_classes_left_out():
     features = masked.features(whole(task)).detach()
     weight, bias = masked.head.weight, masked.head.bias
     new = F.linear(features, weight[1], bias[1])
-    torch.testing.assert_close(masked.loss(whole(task)), F.cross_entropy(new, task.labels - 3))
+    torch.testing.assert_close(masked.loss(whole(task)), F.cross_entropy(new, task.targets - 3))
     every = F.linear(features, torch.cat(list(weight)), torch.cat(list(bias)))
-    torch.testing.assert_close(plain.loss(whole(task)), F.cross_entropy(every, task.labels))
+    torch.testing.assert_close(plain.loss(whole(task)), F.cross_entropy(every, task.targets))
     assert not {"head.weight.0", "head.bias.0"} & set(masked.trainable())
     assert masked.predict(whole(task)).logits.shape == every.shape, "it predicts among all classes"
     assert method_config({"name": "ft-seq"}).training_logits == "unmasked"
@@ -378,7 +378,7 @@ def test_a_frozen_backbone_stays_and_spares_passes(name: str):
         raise AssertionError("the features are known")
 
     method.begin_task(task)
-    batch = Batch(no_images, task.labels, frozen=features)
+    batch = Batch(no_images, task.targets, frozen=features)
     method.loss(batch).backward()
     assert all(weight.grad is None for weight in method.backbone.parameters())
     assert torch.equal(method.predict(batch).logits, method.predict(whole(task)).logits)

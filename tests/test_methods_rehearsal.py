@@ -28,7 +28,7 @@ from dualprompt.training import group
 from dualprompt.training.buffer import Buffer, part
 from dualprompt.training.loop import train
 from dualprompt.training.setup import prepare
-from helpers import SIDE, as_vit, random_images, seeded, subset_of, task_view, tiny_vit
+from helpers import SIDE, as_vit, of_labels, random_images, seeded, subset_of, task_view, tiny_vit
 from sandbox import World
 
 NAMES = ("er", "der++", "gdumb", "bic", "co2l")
@@ -244,7 +244,7 @@ def test_gdumb_knows_its_buffer_by_heart(world: World, tmp_path: Path) -> None:
 def bic_by_hand(method: BiC, teacher: Callable[[Tensor], list[list[float]]], batch: Batch) -> float:
     """λ · KL(softmax(ô/2), softmax(o/2)) over the old classes + (1 − λ) · CE over all, one image after another."""
     student = corrected(method, plain_logits(method, batch.images))
-    old, new = method.head.first_newest, len(method.head.bias[-1])
+    old, new = method.head.labels[0], len(method.head.bias[-1])
     losses = []
     for now, before, label in zip(student, teacher(batch.images), batch.labels.tolist(), strict=True):
         log_p = log_softmax([value / 2 for value in now[:old]])
@@ -266,7 +266,7 @@ def test_bic_distils_the_corrected_old_model_by_the_share_of_old_classes(train_b
         method.correction[1].copy_(torch.tensor([0.6, -0.4]))
     reference = after_tasks("bic", train_backbone=train_backbone)  # what the teacher must be
     view = task_view(2, 2)  # four of six classes would be 2/3, six of eight are 3/4
-    method.begin_task(TaskView(**{**vars(view), "first_class": 6}))
+    method.begin_task(of_labels(view, 6, 2))
     with torch.no_grad():
         reference.correction[1].copy_(torch.tensor([0.6, -0.4]))
     method.begin_phase(method.phases(view)[0], view)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dualprompt.config import compose
-from dualprompt.data.stream import Subset, Task
+from dualprompt.data.stream import Experience, Subset
 from dualprompt.methods.base import METHODS, Batch, Method, Phase, TaskView, method_config
 from dualprompt.methods.bic import BiC, BiCConfig
 from dualprompt.methods.frozen_head import FrozenHead
@@ -47,11 +47,14 @@ def seen(subset: Subset) -> list[tuple[int, int]]:
     ]
 
 
-def stream(*labels: list[int]) -> list[Task]:
+def stream(*labels: list[int]) -> list[Experience]:
     tasks = []
     for index, mine in enumerate(labels):
         images = numbered_images(50 * index, mine)
-        tasks.append(Task(index, f"task {index}", ("a", "b"), 2 * index, images, images, images))
+        seen = tuple(range(2 * index + 2))
+        names = f"a{index}", f"b{index}"
+        own = Experience(index, f"task {index}", seen[-2:], seen[-2:], seen, names, images, images, images)
+        tasks.append(own)
     return tasks
 
 

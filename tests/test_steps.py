@@ -193,7 +193,7 @@ def outcome(compiled: bool) -> dict[str, Tensor]:
     images = random_images(6)
     prediction = method.predict(batch_of(images), "query")
     assert prediction.selected is not None
-    method.loss(batch_of(images, method.head.first_newest + torch.arange(6) % 3)).backward()
+    method.loss(batch_of(images, method.head.labels[0] + torch.arange(6) % 3)).backward()
     gradients = {name: p.grad for name, p in method.named_parameters() if p.grad is not None}
     return {"logits": prediction.logits, "selected": prediction.selected.float(), **gradients}
 

@@ -15,7 +15,7 @@ from PIL import Image
 from dualprompt.config import BenchmarkConfig
 from dualprompt.data.cache import Store
 from dualprompt.data.sources import DATASETS, ArraySource, Dataset, Reader, Split
-from dualprompt.data.stream import Subset, TaskStream, build_stream
+from dualprompt.data.stream import Stream, Subset, build_stream
 from dualprompt.errors import DualPromptError
 
 STORE = Store(64, True)
@@ -57,7 +57,7 @@ def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     OTHER.train_counts, OTHER.test_counts = [3] * 2, [2] * 2
 
 
-def stream(dataset: Any = "drawn-a", seed: int = 0, **fields: Any) -> TaskStream:
+def stream(dataset: Any = "drawn-a", seed: int = 0, **fields: Any) -> Stream:
     return build_stream(BenchmarkConfig(dataset=dataset, **fields), seed, STORE)
 
 
@@ -103,23 +103,23 @@ def test_every_image_of_a_used_class_is_in_one_place(benchmark: dict[str, Any], 
     DRAWN.train_counts, DRAWN.test_counts = benchmark.pop("train_counts"), benchmark.pop("test_counts")
     found = stream(seed=seed, **benchmark)
 
-    assert [task.index for task in found.tasks] == list(range(len(found.tasks)))
-    numbers = [number for task in found.tasks for number in task.class_range]
+    assert [task.index for task in found.experiences] == list(range(len(found.experiences)))
+    numbers = [number for task in found.experiences for number in task.labels]
     assert numbers == list(range(len(found.classes)))
     assert len(set(found.classes)) == len(found.classes)
-    assert found.classes == tuple(name for task in found.tasks for name in task.classes)
+    assert found.classes == tuple(name for task in found.experiences for name in task.classes)
 
     seen: list[tuple[int, ...]] = []
-    for task in found.tasks:
+    for task in found.experiences:
         held_out = Counter(task.validation.labels.tolist())
-        for number, name in zip(task.class_range, task.classes, strict=True):
+        for number, name in zip(task.labels, task.classes, strict=True):
             images = DRAWN.train_counts[int(name[1:])]
             share = benchmark["validation"]
             assert held_out[number] == (min(max(1, round(images * share)), images - 1) if share else 0)
         for subset, blue in ((task.train, 0), (task.validation, 0), (task.test, 1)):
             shown = colours(subset) if len(subset) else []
             assert [found.classes[label] for label in subset.labels] == [f"k{red}" for red, _, _ in shown]
-            assert all(label in task.class_range for label in subset.labels.tolist())
+            assert all(label in task.labels for label in subset.labels.tolist())
             assert all(colour[2] == blue for colour in shown)
             assert subset.indices.tolist() == sorted(subset.indices.tolist())
             assert subset.indices.dtype == subset.labels.dtype == torch.int64
@@ -149,10 +149,11 @@ def test_shuffle_is_a_permutation_that_the_seed_determines():
 def test_tasks_given_by_content_are_shuffled_whole():
     tasks = [["k0", "k5"], ["k3"], ["k2", "k1", "k4"]]
     as_given = stream(tasks=tasks)
-    assert [list(task.classes) for task in as_given.tasks] == tasks
-    assert [task.name for task in as_given.tasks] == ["task 1", "task 2", "task 3"]
+    assert [list(task.classes) for task in as_given.experiences] == tasks
+    assert [task.name for task in as_given.experiences] == ["task 1", "task 2", "task 3"]
     orders = {
-        tuple(task.classes for task in stream(seed=s, tasks=tasks, class_order="shuffled").tasks) for s in range(20)
+        tuple(task.classes for task in stream(seed=s, tasks=tasks, class_order="shuffled").experiences)
+        for s in range(20)
     }
     assert len(orders) > 2
     assert all(sorted(map(list, order)) == sorted(tasks) for order in orders)
@@ -160,25 +161,25 @@ def test_tasks_given_by_content_are_shuffled_whole():
 
 def test_unequal_tasks():
     found = stream(tasks=[1, 3, 2])
-    assert [task.class_range for task in found.tasks] == [range(0, 1), range(1, 4), range(4, 6)]
-    assert [len(task.train) for task in found.tasks] == [5, 15, 10]
+    assert [task.labels for task in found.experiences] == [(0,), (1, 2, 3), (4, 5)]
+    assert [len(task.train) for task in found.experiences] == [5, 15, 10]
     for seed in range(5):
         shuffled = stream(seed=seed, tasks=[1, 3, 2], class_order="shuffled")
-        assert [len(task.classes) for task in shuffled.tasks] == [1, 3, 2]
+        assert [len(task.classes) for task in shuffled.experiences] == [1, 3, 2]
 
 
 def test_validation_is_the_same_for_every_seed_and_order():
     def held_out(seed: int, order: str) -> set[tuple[int, ...]]:
         found = stream(seed=seed, tasks=3, class_order=order, validation=0.4)
-        return {colour for task in found.tasks for colour in colours(task.validation)}
+        return {colour for task in found.experiences for colour in colours(task.validation)}
 
     reference = held_out(0, "fixed")
     assert len(reference) == 6 * 2
     assert held_out(1, "shuffled") == held_out(2, "shuffled") == reference
 
-    (task,) = stream(validation=0.4).tasks
+    (task,) = stream(validation=0.4).experiences
     places = set()
-    for number in task.class_range:
+    for number in task.labels:
         held = task.validation.indices[task.validation.labels == number].tolist()
         rows = sorted(held + task.train.indices[task.train.labels == number].tolist())
         places.add(tuple(rows.index(row) for row in held))
@@ -188,7 +189,7 @@ def test_validation_is_the_same_for_every_seed_and_order():
 def test_test_per_class_takes_the_first_test_images_and_no_others():
     whole, little = stream(tasks=3), stream(tasks=3, test_per_class=1)
     assert whole.fingerprint != little.fingerprint
-    for full, few in zip(whole.tasks, little.tasks, strict=True):
+    for full, few in zip(whole.experiences, little.experiences, strict=True):
         assert torch.equal(few.train.indices, full.train.indices)
         for label in full.test.labels.unique():
             mine = full.test.indices[full.test.labels == label]
@@ -199,8 +200,8 @@ def test_test_per_class_takes_the_first_test_images_and_no_others():
 def test_train_per_class_takes_the_first_after_the_validation_split():
     whole = stream(tasks=3, validation=0.4)
     first = stream(tasks=3, validation=0.4, train_per_class=2)
-    for task, cut in zip(whole.tasks, first.tasks, strict=True):
-        for number in task.class_range:
+    for task, cut in zip(whole.experiences, first.experiences, strict=True):
+        for number in task.labels:
             all_rows = task.train.indices[task.train.labels == number]
             assert torch.equal(cut.train.indices[cut.train.labels == number], all_rows[:2])
         assert torch.equal(task.validation.indices, cut.validation.indices)
@@ -209,34 +210,34 @@ def test_train_per_class_takes_the_first_after_the_validation_split():
 
 
 def test_judged_is_the_split_that_evaluation_reads():
-    task = stream(validation=0.2).tasks[0]
+    task = stream(validation=0.2).experiences[0]
     assert task.judged("test") is task.test
     assert task.judged("validation") is task.validation
 
 
 def test_tasks_of_one_dataset_share_its_images():
     found = stream(tasks=3, validation=0.2)
-    assert len({id(subset.images) for task in found.tasks for subset in (task.train, task.validation)}) == 1
-    assert len({id(task.test.images) for task in found.tasks}) == 1
+    assert len({id(subset.images) for task in found.experiences for subset in (task.train, task.validation)}) == 1
+    assert len({id(task.test.images) for task in found.experiences}) == 1
 
 
 def test_list_of_datasets_is_one_task_each():
     found = stream(["drawn-a", "drawn-b"])
-    assert [task.name for task in found.tasks] == ["drawn-a", "drawn-b"]
-    assert found.tasks[1].classes == ("drawn-b/k0", "drawn-b/k1")
-    assert found.tasks[1].class_range == range(6, 8)
-    assert sorted(set(found.tasks[1].test.labels.tolist())) == [6, 7]
-    assert {red for red, _, _ in colours(found.tasks[1].train)} == {0, 1}
-    orders = {stream(["drawn-a", "drawn-b"], seed=s, class_order="shuffled").tasks[0].name for s in range(20)}
+    assert [task.name for task in found.experiences] == ["drawn-a", "drawn-b"]
+    assert found.experiences[1].classes == ("drawn-b/k0", "drawn-b/k1")
+    assert found.experiences[1].labels == (6, 7)
+    assert sorted(set(found.experiences[1].test.labels.tolist())) == [6, 7]
+    assert {red for red, _, _ in colours(found.experiences[1].train)} == {0, 1}
+    orders = {stream(["drawn-a", "drawn-b"], seed=s, class_order="shuffled").experiences[0].name for s in range(20)}
     assert orders == {"drawn-a", "drawn-b"}
 
 
 def test_folders_as_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     first, second = image_folder(tmp_path / "letters", "ab"), image_folder(tmp_path / "more", "c")
     found = stream([str(first), str(second)], test_share=0.5)
-    assert [task.name for task in found.tasks] == ["letters", "more"]
+    assert [task.name for task in found.experiences] == ["letters", "more"]
     assert found.classes == ("a", "b", "c")
-    for task in found.tasks:
+    for task in found.experiences:
         assert [len(task.train), len(task.test)] == [2 * len(task.classes)] * 2
         for subset in (task.train, task.test):
             names = [chr(red) for red, _, _ in colours(subset)]
@@ -288,7 +289,7 @@ def test_bad_images_of_all_splits_are_named_at_once_or_skipped(tmp_path: Path):
 
     found = stream(str(folder), skip_bad=True)
     assert sorted(found.bad) == bad
-    (task,) = found.tasks
+    (task,) = found.experiences
     assert Counter(task.train.labels.tolist()) == {0: 3, 1: 4}
     assert (ord("a"), 2, 0) not in colours(task.train)
     assert (ord("a"), 3, 0) in colours(task.train)
@@ -338,11 +339,11 @@ def test_one_class_in_all_is_refused_but_a_task_of_one_class_is_fine(tmp_path: P
     single, other = (str(image_folder(tmp_path / name, name)) for name in ("a", "b"))
     with pytest.raises(DualPromptError, match="a single class"):
         stream(single)
-    assert [task.classes for task in stream([single, other]).tasks] == [("a",), ("b",)]
+    assert [task.classes for task in stream([single, other]).experiences] == [("a",), ("b",)]
 
 
 def test_evaluation_on_an_empty_validation_split_is_refused():
     DRAWN.train_counts = [1, 1, 5, 5, 5, 5]
     with pytest.raises(DualPromptError, match="task 1 has no validation images"):
         stream(tasks=3, validation=0.2, evaluate_on="validation")
-    assert len(stream(tasks=3, validation=0.2).tasks[0].validation) == 0
+    assert len(stream(tasks=3, validation=0.2).experiences[0].validation) == 0

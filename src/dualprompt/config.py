@@ -43,6 +43,9 @@ class BenchmarkConfig(Strict):
 
     name: str = Field(default="custom", description="what tables call the benchmark")
     dataset: str | list[str] = Field(description="dataset name or image folder; a list is one task for each")
+    stream: str = Field(
+        default="class", description="class: every task has new classes; domain: the same classes in every dataset"
+    )
     root: str | None = Field(default=None, description="folder that holds the datasets (default: $DUALPROMPT_DATA)")
     tasks: int | list[int] | list[list[str]] | None = Field(
         default=None,

@@ -54,7 +54,7 @@ def loss(method: DualPrompt, vit: VisionTransformer, images: Tensor, labels: Ten
     newest = method.bank.e_prompt[-1].expand(len(images), -1, -1, -1, -1)
     logits = method.head.all(forward(vit, images, prefixes(method, newest)))
     seen = torch.arange(logits.shape[1], device=logits.device)
-    logits = logits.masked_fill(seen < method.head.first_newest, float("-inf"))
+    logits = logits.masked_fill(method.head.current_places(seen) < 0, float("-inf"))
     cosine = F.cosine_similarity(query, method.bank.task_key[-1][None], dim=-1)
     return F.cross_entropy(logits, labels) + method.config.match_weight * (1 - cosine).mean()
 

@@ -100,8 +100,9 @@ class Bench:
         method = DualPrompt(DualPromptConfig(), backbone or self.backbone).to(self.device)
         empty = torch.empty(0)
         for task in range(tasks):
-            generator, first = torch.Generator().manual_seed(task), task * CLASSES
-            view = TaskView(task, str(task), CLASSES, first, generator, lambda: empty, empty, lambda: iter(()))
+            generator, seen = torch.Generator().manual_seed(task), tuple(range((task + 1) * CLASSES))
+            labels = seen[-CLASSES:]
+            view = TaskView(task, str(task), labels, labels, seen, generator, lambda: empty, empty, lambda: iter(()))
             method.begin_task(view)
         return method
 
@@ -212,7 +213,7 @@ class _Sides:
     def trainer(self, method: DualPrompt, known: bool) -> Step:
         """Return one training step of ours, with the frozen features known or not."""
         optimiser = make_optimiser(method, TrainConfig(), device=self.bench.device)
-        labels = self.labels + method.head.first_newest
+        labels = self.labels + method.head.labels[0]
 
         def step(spec: ImageSpec) -> None:
             optimiser.zero_grad(set_to_none=True)
@@ -238,7 +239,7 @@ class _Sides:
     def reference_trainer(self, method: DualPrompt) -> Step:
         """Return one training step of the straight-line twin."""
         optimiser = make_optimiser(method, TrainConfig())
-        labels = self.labels + method.head.first_newest
+        labels = self.labels + method.head.labels[0]
 
         def step() -> None:
             optimiser.zero_grad(set_to_none=True)
@@ -270,7 +271,7 @@ class _Sides:
 
     def _operations(self, method: DualPrompt, what: str, known: bool) -> int:
         """Return the floating-point operations of one step."""
-        batch = Batch(lambda: self.images, self.labels + method.head.first_newest, query=self.query if known else None)
+        batch = Batch(lambda: self.images, self.labels + method.head.labels[0], query=self.query if known else None)
         compiled, self.bench.backbone.compiled = self.bench.backbone.compiled, False  # what is compiled is not counted
         with FlopCounterMode(display=False) as counter:
             if what.startswith("train"):

@@ -25,7 +25,7 @@ def add(commands: Commands) -> None:
 
     data = commands.add("data", do_data, "get or look at a dataset")
     data.add_argument("action", choices=("get", "show"))
-    data.add_argument("name", help="dataset, group of datasets, or (for show) a folder")
+    data.add_argument("name", nargs="+", help="dataset, group of datasets, or (for show) a folder; or several")
     data.add_argument("--root", type=Path, help="folder that holds the datasets (default: $DUALPROMPT_DATA)")
     data.add_argument("--out", type=Path, help="gallery picture (default: NAME.png)")
 
@@ -77,15 +77,15 @@ def do_data(options: argparse.Namespace) -> None:
     root = options.root or data_root()
     if options.action == "get":
         with Terminal() as terminal:
-            paths = download.get(options.name, root, terminal)
+            paths = [path for name in options.name for path in download.get(name, root, terminal)]
         emit(options, {"files": [str(path) for path in paths]}, *(str(path) for path in paths))
         return
-    names = GROUPS.get(options.name, (options.name,))
+    names = [member for name in options.name for member in GROUPS.get(name, (name,))]
     summaries, notices = [], []
     for name in names:
         dataset = load_dataset(name, root)
         picture = options.out or Path(f"{dataset.name}.png")
-        if options.out and len(names) > 1:  # a picture for each member of a group
+        if options.out and len(names) > 1:  # a picture for each
             picture = options.out.with_name(f"{options.out.stem}-{dataset.name}{options.out.suffix}")
         said = gallery.summary(dataset) | {"gallery": str(gallery.gallery(dataset, picture))}
         if is_registered(name):

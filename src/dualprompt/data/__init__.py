@@ -1,1 +1,1 @@
-"""Datasets, the decode-once cache, batched augmentation and task streams."""
+"""Datasets, the decode-once cache, batched augmentation and streams of experiences."""

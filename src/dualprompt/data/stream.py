@@ -1,9 +1,10 @@
-"""A benchmark as the method meets it: tasks of new classes, one after another."""
+"""A benchmark as the method meets it: experiences, which most papers call tasks, one after another."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -14,12 +15,13 @@ from torch import Tensor
 
 from dualprompt.config import BenchmarkConfig, parse
 from dualprompt.data.cache import Store, bad_images, decode
-from dualprompt.data.folder import load_folder, one_form
+from dualprompt.data.folder import load_folder
 from dualprompt.data.images import Images
 from dualprompt.data.sources import DATASETS, GROUPS, Dataset
 from dualprompt.errors import DualPromptError, nearest
 from dualprompt.files import data_root, digest
 from dualprompt.progress import SILENT, Progress
+from dualprompt.registry import Registry
 from dualprompt.seeds import derive
 
 
@@ -37,21 +39,22 @@ class Subset:
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
-    """New classes, with the images to learn them from and to be evaluated on."""
+class Experience:
+    """Some classes, new or returning, with the images to learn them from and to be evaluated on.
+
+    A stream numbers its classes in the order in which they first come, from 0. These numbers are the labels.
+    """
 
     index: int  # 0-based
     name: str
-    classes: tuple[str, ...]
-    first_class: int
+    labels: tuple[int, ...]  # of its classes, ascending
+    new_labels: tuple[int, ...]  # those that no earlier experience had
+    seen: tuple[int, ...]  # all labels of the stream so far, its own among them
+    classes: tuple[str, ...]  # the names of `labels`
     train: Subset
     validation: Subset
     test: Subset
-
-    @property
-    def class_range(self) -> range:
-        """The classes of the task as the stream numbers them."""
-        return range(self.first_class, self.first_class + len(self.classes))
+    border: bool = True  # whether the method is told that it begins and ends: else images just go on coming
 
     def judged(self, evaluate_on: Literal["test", "validation"]) -> Subset:
         """Return the images that evaluation reads."""
@@ -59,26 +62,50 @@ class Task:
 
 
 @dataclass(frozen=True, eq=False)
-class TaskStream:
-    """Tasks in the order they come. Classes are numbered in that order, from 0 over all tasks."""
+class Stream:
+    """Experiences in the order they come."""
 
-    tasks: tuple[Task, ...]
+    experiences: tuple[Experience, ...]
     fingerprint: str  # changes with any image, label, class name, split or order
     bad: tuple[Path, ...]  # unreadable images that were left out
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names of all classes, in the order of their numbers."""
-        return tuple(name for task in self.tasks for name in task.classes)
+        """The names of all classes, in the order of their labels."""
+        named = {
+            label: name for each in self.experiences for label, name in zip(each.labels, each.classes, strict=True)
+        }
+        return tuple(named[label] for label in sorted(named))
+
+    @property
+    def returns(self) -> bool:
+        """Whether a label ever comes back."""
+        return any(each.new_labels != each.labels for each in self.experiences)
+
+    @property
+    def bordered(self) -> bool:
+        """Whether the method is told where every experience begins and ends."""
+        return all(each.border for each in self.experiences)
 
 
-class _Plan(NamedTuple):
-    """A task before its images are decoded."""
+class Plan(NamedTuple):
+    """An experience before its images are decoded: which classes of which dataset it has, and how much of them.
+
+    Classes of one name are one class, which returns where an earlier experience had it.
+    """
 
     name: str | None  # None: called by its place
-    dataset: int
-    members: list[int]  # its classes as the dataset numbers them
-    classes: tuple[str, ...]
+    dataset: int  # its place in the benchmark's list
+    members: Sequence[int]  # its classes, as the dataset numbers them
+    classes: Sequence[str]  # what the stream calls them
+    parts: Sequence[slice] = ()  # which of each class's training images it has; empty: all
+    border: bool = True  # see Experience
+
+
+Planner = Callable[[BenchmarkConfig, int, Sequence[Dataset]], list[Plan]]
+"""A kind of stream: a function from a benchmark's config, the run's seed and the datasets to a list of plans."""
+
+STREAMS: Registry[Planner] = Registry("stream", "dualprompt.data.streams")
 
 
 class _Pool(NamedTuple):
@@ -95,18 +122,16 @@ class _Pool(NamedTuple):
         return rows
 
 
-def build_stream(config: BenchmarkConfig, seed: int, store: Store, progress: Progress = SILENT) -> TaskStream:
-    """Return the tasks that `config` describes, with every image decoded (once, see `decode`).
+def build_stream(config: BenchmarkConfig, seed: int, store: Store, progress: Progress = SILENT) -> Stream:
+    """Return the experiences that `config` describes, with every image decoded (once, see `decode`).
 
-    A single dataset is cut into `config.tasks`; a list is one task for each. "shuffled" permutes the classes
-    of a dataset before it is cut by numbers of classes; where the config says what each task holds (a list of
-    datasets, or class names) it permutes the tasks. The validation split is the same for every seed.
+    `config.stream` names who plans them (`data/streams`). The validation split is the same for every seed.
     """
     config = _expanded(config)
-    names = config.dataset if isinstance(config.dataset, list) else [config.dataset]
     root = Path(config.root).expanduser() if config.root else None
-    datasets = [load_dataset(name, root, config.test_share) for name in names]
-    plans = _plan(config, seed, names, datasets)
+    datasets = [load_dataset(name, root, config.test_share) for name in names_of(config)]
+    plans = STREAMS[config.stream](config, seed, datasets)
+    _check(plans)
     splits = [split for dataset in datasets for split in (dataset.train, dataset.test)]
     decoded = [decode(split, store, skip_bad=True, progress=progress) for split in splits]
     bad = tuple(path for part in decoded for path in part.bad)
@@ -115,22 +140,44 @@ def build_stream(config: BenchmarkConfig, seed: int, store: Store, progress: Pro
     if bad:
         progress.note(f"{len(bad)} unreadable image{'s' if len(bad) > 1 else ''} left out")
     pools = [_Pool(part.images, split.labels[part.kept]) for part, split in zip(decoded, splits, strict=True)]
-    tasks: list[Task] = []
-    first_class = 0
+    experiences: list[Experience] = []
+    numbers: dict[str, int] = {}  # label of each class so far
     for plan in plans:
         train, test = pools[2 * plan.dataset : 2 * plan.dataset + 2]
-        tasks.append(_task(len(tasks), first_class, plan, train, test, config))
-        first_class += len(plan.classes)
-    fingerprint = digest([[part.fingerprint for part in decoded], [_identity(task) for task in tasks]])
-    return TaskStream(tuple(tasks), fingerprint, bad)
+        experiences.append(_experience(len(experiences), plan, numbers, train, test, config))
+    fingerprint = digest([[part.fingerprint for part in decoded], [_identity(each) for each in experiences]])
+    return Stream(tuple(experiences), fingerprint, bad)
+
+
+def names_of(config: BenchmarkConfig) -> list[str]:
+    """Return the names of a benchmark's datasets."""
+    return config.dataset if isinstance(config.dataset, list) else [config.dataset]
+
+
+def order_of(config: BenchmarkConfig, seed: int) -> Callable[[int], np.ndarray]:
+    """Return what puts so many things in the benchmark's order: as they are, or shuffled by the seed."""
+    order_seed = seed if config.class_order_seed is None else config.class_order_seed
+    rng = np.random.default_rng(derive(order_seed, "class_order"))
+    return rng.permutation if config.class_order == "shuffled" else np.arange
+
+
+def whole(name: str, place: int, dataset: Dataset) -> Plan:
+    """Return a plan of all classes of the dataset at some place of the list; the names of known ones begin with it."""
+    prefix = f"{name}/" if is_registered(name) else ""
+    classes = tuple(prefix + class_name for class_name in dataset.classes)
+    return Plan(dataset.name, place, range(len(classes)), classes)
+
+
+def place_of(number: int, plan: Plan) -> str:
+    """Return how an error speaks of the `number`-th plan, counted from 1."""
+    return f"{number} ('{plan.name}')" if plan.name else str(number)
 
 
 def _expanded(config: BenchmarkConfig) -> BenchmarkConfig:
     """Return the config with groups of datasets replaced by their members, a task each."""
     if isinstance(config.dataset, str) and config.dataset not in GROUPS:
         return config
-    names = config.dataset if isinstance(config.dataset, list) else [config.dataset]
-    members = [member for name in names for member in GROUPS.get(name, (name,))]
+    members = [member for name in names_of(config) for member in GROUPS.get(name, (name,))]
     return parse(BenchmarkConfig, config.model_dump() | {"dataset": members}, "benchmark")
 
 
@@ -168,98 +215,62 @@ def is_registered(name: str) -> bool:
     return not _is_path(name) and name in DATASETS
 
 
-def _plan(config: BenchmarkConfig, seed: int, names: Sequence[str], datasets: Sequence[Dataset]) -> list[_Plan]:
-    order_seed = seed if config.class_order_seed is None else config.class_order_seed
-    rng = np.random.default_rng(derive(order_seed, "class_order"))
-    order = rng.permutation if config.class_order == "shuffled" else np.arange
-    named = [task for task in config.tasks if isinstance(task, list)] if isinstance(config.tasks, list) else []
-    if isinstance(config.dataset, list):
-        plans = [_whole(names[i], i, dataset) for i, dataset in enumerate(datasets)]
-    elif named:
-        named = [[one_form(name) for name in task] for task in named]
-        plans = [_Plan(None, 0, _members(task, datasets[0].classes), tuple(task)) for task in named]
-    else:
-        classes = datasets[0].classes
-        counts = _counts(config.tasks, len(classes))
-        groups = np.split(order(len(classes)), np.cumsum(counts)[:-1]) if counts else []
-        plans = [_Plan(None, 0, group.tolist(), tuple(classes[i] for i in group)) for group in groups]
-        order = np.arange  # the shuffle is spent on the classes
-    _check(plans)
-    return [plans[i] for i in order(len(plans))]
-
-
-def _whole(name: str, index: int, dataset: Dataset) -> _Plan:
-    prefix = f"{name}/" if is_registered(name) else ""
-    classes = tuple(prefix + class_name for class_name in dataset.classes)
-    return _Plan(dataset.name, index, list(range(len(classes))), classes)
-
-
-def _members(task: Sequence[str], classes: Sequence[str]) -> list[int]:
-    for name in task:
-        if name not in classes:
-            raise DualPromptError(f"benchmark.tasks: unknown class '{name}'; {nearest(name, classes)}")
-    return [classes.index(name) for name in task]
-
-
-def _counts(tasks: int | list[int] | list[list[str]] | None, total: int) -> list[int]:
-    """Return how many classes each task has."""
-    if tasks is None:
-        return [total]
-    if isinstance(tasks, int):
-        if tasks < 1:
-            raise DualPromptError(f"benchmark.tasks: a benchmark needs at least 1 task, found {tasks}")
-        if total % tasks:
-            divisors = ", ".join(str(n) for n in range(1, total + 1) if total % n == 0)
-            raise DualPromptError(
-                f"benchmark.tasks: {total} classes cannot be cut into {tasks} equal tasks; "
-                f"choose one of {divisors}, or give a list of class counts that sum to {total}"
-            )
-        return [total // tasks] * tasks
-    counts = [count for count in tasks if isinstance(count, int)]
-    if any(count < 1 for count in counts):
-        raise DualPromptError(f"benchmark.tasks: a task needs at least 1 class, found {counts}")
-    if counts and sum(counts) != total:
-        raise DualPromptError(f"benchmark.tasks: the class counts sum to {sum(counts)}, but there are {total} classes")
-    return counts
-
-
-def _check(plans: Sequence[_Plan]) -> None:
-    """Refuse a benchmark without tasks, a task without classes, a class in two tasks, one class in all."""
+def _check(plans: Sequence[Plan]) -> None:
+    """Refuse a benchmark without experiences, one without classes, a class twice in it, one class in all."""
     if not plans:
         raise DualPromptError("the benchmark has no tasks; give it at least 1 dataset and 1 task")
-    owner: dict[str, str] = {}
     for number, plan in enumerate(plans, start=1):
-        here = f"{number} ('{plan.name}')" if plan.name else str(number)
+        here = place_of(number, plan)
         if not plan.classes:
             raise DualPromptError(f"task {here} has no classes; name at least one or remove the task")
-        for name in plan.classes:
-            if name in owner:
-                places = f"in two tasks, {owner[name]} and {here}" if owner[name] != here else f"twice in task {here}"
-                raise DualPromptError(f"class '{name}' is {places}; keep or rename one of them")
-            owner[name] = here
-    if len(owner) < 2:
-        raise DualPromptError(f"the benchmark has a single class ('{next(iter(owner))}'); it needs at least 2")
+        name, count = Counter(plan.classes).most_common(1)[0]
+        if count > 1:
+            raise DualPromptError(f"class '{name}' is twice in task {here}; keep or rename one of them")
+    every = {name for plan in plans for name in plan.classes}
+    if len(every) < 2:
+        raise DualPromptError(f"the benchmark has a single class ('{every.pop()}'); it needs at least 2")
 
 
-def _task(index: int, first_class: int, plan: _Plan, train: _Pool, test: _Pool, config: BenchmarkConfig) -> Task:
-    rows: dict[str, list[np.ndarray]] = {"train": [], "validation": [], "test": []}
-    for member, name in zip(plan.members, plan.classes, strict=True):
+def _experience(
+    index: int, plan: Plan, numbers: dict[str, int], train: _Pool, test: _Pool, config: BenchmarkConfig
+) -> Experience:
+    """Return the experience of a plan.
+
+    Args:
+        index: its place in the stream.
+        plan: which classes it has.
+        numbers: the labels of the classes so far, to which its new ones are added.
+        train: the training images of its dataset.
+        test: the test images.
+        config: how many of them are used.
+    """
+    known = len(numbers)
+    parts = plan.parts or [slice(None)] * len(plan.members)
+    rows: dict[str, dict[int, np.ndarray]] = {"train": {}, "validation": {}, "test": {}}
+    for member, name, part in zip(plan.members, plan.classes, parts, strict=True):
+        label = numbers.setdefault(name, len(numbers))
         learned, held_out = _hold_out(train.rows(member, name, "training"), config.validation, name)
-        rows["train"].append(learned[: config.train_per_class])
-        rows["validation"].append(held_out)
-        rows["test"].append(test.rows(member, name, "test")[: config.test_per_class])
-    if config.evaluate_on == "validation" and not any(len(each) for each in rows["validation"]):
+        rows["train"][label] = learned[: config.train_per_class][part]
+        rows["validation"][label] = held_out
+        rows["test"][label] = test.rows(member, name, "test")[: config.test_per_class]
+    if config.evaluate_on == "validation" and not any(map(len, rows["validation"].values())):
         raise DualPromptError(
             f"task {index + 1} has no validation images: its classes have a single training image each"
         )
-    return Task(
+    if not any(map(len, rows["train"].values())):
+        raise DualPromptError(f"task {index + 1} has no training images; plan fewer tasks")
+    labels, names = tuple(sorted(rows["train"])), {label: name for name, label in numbers.items()}
+    return Experience(
         index=index,
         name=plan.name or f"task {index + 1}",
-        classes=plan.classes,
-        first_class=first_class,
-        train=_subset(train.images, rows["train"], first_class),
-        validation=_subset(train.images, rows["validation"], first_class),
-        test=_subset(test.images, rows["test"], first_class),
+        labels=labels,
+        new_labels=tuple(range(known, len(numbers))),
+        seen=tuple(range(len(numbers))),
+        classes=tuple(names[label] for label in labels),
+        train=_subset(train.images, rows["train"]),
+        validation=_subset(train.images, rows["validation"]),
+        test=_subset(test.images, rows["test"]),
+        border=plan.border,
     )
 
 
@@ -271,14 +282,15 @@ def _hold_out(rows: np.ndarray, fraction: float, class_name: str) -> tuple[np.nd
     return np.setdiff1d(rows, held_out), held_out
 
 
-def _subset(images: Images, rows: Sequence[np.ndarray], first_class: int) -> Subset:
-    """Return the rows of each class, given class by class, in the order of the source."""
-    labels = np.repeat(np.arange(first_class, first_class + len(rows)), [len(each) for each in rows])
-    indices = np.concatenate(rows)
+def _subset(images: Images, rows: dict[int, np.ndarray]) -> Subset:
+    """Return the rows of each label, in the order of the source."""
+    labels = np.repeat(np.array(list(rows), np.int64), [len(each) for each in rows.values()])
+    indices = np.concatenate(list(rows.values()))
     order = np.argsort(indices)
     return Subset(images, torch.from_numpy(indices[order]), torch.from_numpy(labels[order]))
 
 
-def _identity(task: Task) -> list[object]:
-    subsets = (task.train, task.validation, task.test)
-    return [task.classes, *([subset.indices.tolist(), subset.labels.tolist()] for subset in subsets)]
+def _identity(experience: Experience) -> list[object]:
+    subsets = (experience.train, experience.validation, experience.test)
+    told = [] if experience.border else ["no border"]
+    return [experience.classes, *([subset.indices.tolist(), subset.labels.tolist()] for subset in subsets), *told]

@@ -41,15 +41,19 @@ C = TypeVar("C", bound=MethodConfig, covariant=True, default=MethodConfig)
 
 @dataclass(frozen=True)
 class TaskView:
-    """What a method may know of the task that it is learning."""
+    """What a method may know of the task that it is learning: an experience of the stream.
+
+    Labels are the numbers of classes, in the order in which the stream first brings them.
+    """
 
     index: int
     name: str
-    classes: int
-    first_class: int
+    labels: tuple[int, ...]  # of its classes, ascending
+    new_labels: tuple[int, ...]  # those that no earlier task had
+    seen: tuple[int, ...]  # all labels so far, its own among them
     generator: torch.Generator  # for everything random that the method does at this task's beginning
     queries: Callable[[], Tensor]  # frozen features of all training images in the test view, (images, dim)
-    labels: Tensor  # (images,) class numbers of the stream, in the order of `queries`
+    targets: Tensor  # (images,) the label of each training image, in the order of `queries`
     batches: Callable[[], Iterator[Batch]]  # all training images in the test view, in the same order
     # Images of this task and of old ones, in the test view, that no phase has ever trained on: see BufferPlan.reserve.
     reserved: Callable[[], Iterator[Batch]] = lambda: iter(())
@@ -57,6 +61,26 @@ class TaskView:
     held_out: Callable[[], Iterator[Batch]] = lambda: iter(())
     # The images that it is judged on, of all tasks so far: for nobody but who says that it peeks.
     judged: Callable[[], Iterator[Batch]] = lambda: iter(())
+
+    @property
+    def places(self) -> Tensor:
+        """Where the label of each training image stands among `labels`, (images,)."""
+        return places(self.labels, len(self.seen)).to(self.targets.device)[self.targets]
+
+
+def places(labels: Sequence[int], count: int) -> Tensor:
+    """Return where each of `count` labels stands among `labels`, (count,); −1 for those that are not among them."""
+    found = torch.full((count,), -1)
+    found[list(labels)] = torch.arange(len(labels))
+    return found
+
+
+@dataclass(frozen=True)
+class StreamKind:
+    """What a method is told of a stream before it begins."""
+
+    returns: bool = False  # whether labels come back
+    bordered: bool = True  # whether it is told where a task begins and ends; else images just go on coming
 
 
 @dataclass(frozen=True)
@@ -120,7 +144,9 @@ class BufferPlan:
 
     size: int  # images
     policy: Policy
-    fill: Literal["before", "after"] = "after"  # a task's images are offered before it is learned, or after
+    # When a task's images are offered: before it is learned, after, or each with the step that first trains on it,
+    # which needs no border. Where borders are unknown, it is always with the step.
+    fill: Literal["before", "after", "step"] = "after"
     notes: bool = False  # whether the method's `note` of an image is kept with it
     # Whether some images of every class are set aside when their class comes, and never trained on in any task. The
     # buffer keeps a tenth of its places for them, or one a class if that is more, but never more than half.
@@ -129,6 +155,8 @@ class BufferPlan:
     def __post_init__(self) -> None:
         if self.reserve and (self.policy, self.fill) != ("balanced", "after"):
             raise ValueError("a buffer that reserves images is balanced, and filled after a task")
+        if self.notes and self.fill == "step":
+            raise ValueError("a buffer with notes is filled before or after a task, not with its steps")
 
 
 @dataclass
@@ -200,6 +228,11 @@ class Method(Deriving, ABC, Generic[C]):
     # frozen when it is asked.
     predicts_with_gradients: ClassVar[bool] = False
 
+    # Why it learns only tasks whose labels are all new, and only where it is told where a task begins and ends.
+    # None: it takes what comes.
+    needs_new_labels: ClassVar[str | None] = "nobody has said what it does with a label that comes back"
+    needs_borders: ClassVar[str | None] = "it learns task by task"
+
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         arguments = [each for base in cls.__dict__.get("__orig_bases__", ()) for each in get_args(base)]
@@ -248,6 +281,19 @@ class Method(Deriving, ABC, Generic[C]):
     def peeks(self) -> bool:
         """Whether it chooses by the images that it is judged on, as some released code does; no fair result."""
         return False
+
+    def accept(self, kind: StreamKind) -> None:
+        """Refuse a stream that it cannot learn, or prepare for it. Called once, before there is any state."""
+        if kind.returns and self.needs_new_labels is not None:
+            raise self._misfit("in which labels come back", self.needs_new_labels)
+        if not kind.bordered and self.needs_borders is not None:
+            raise self._misfit("without known borders between tasks", self.needs_borders)
+
+    def _misfit(self, stream: str, reason: str) -> DualPromptError:
+        return DualPromptError(
+            f"method '{self.config.name}' cannot learn a stream {stream}: {reason}; choose another method or another "
+            "benchmark.stream"
+        )
 
     def phases(self, task: TaskView) -> Sequence[Phase]:
         """Return the stretches of training of a task, in order; none for a method without gradient steps."""

@@ -48,6 +48,7 @@ class BiC(Rehearsal[BiCConfig]):
 
     summary = "distillation, then a bias correction of the newest logits; balanced buffer"
     grid: ClassVar[Grid] = {"train.lr": (5e-5, 2e-4), "method.head_lr": (0.005, 0.001)}
+    needs_new_labels = "it corrects the logits of new classes against those of old ones"
     old: Snapshot | None = None
     old_correction: Tensor | None = None
 
@@ -85,7 +86,7 @@ class BiC(Rehearsal[BiCConfig]):
         if self.old is None or self.old_correction is None:
             return loss
         alpha, beta = self.old_correction
-        old = self.head.first_newest
+        old = self.old.head.classes
         temperature, weight = self.config.temperature, old / self.head.classes
         # λ weighs the plain divergence, without the T² that others scale it by.
         distilled = distillation(logits[:, :old], self.old.logits(batch) * alpha + beta, temperature) / temperature**2
@@ -96,12 +97,13 @@ class BiC(Rehearsal[BiCConfig]):
         """Solve for α and β of the newest classes, once there are old ones to weigh them against."""
         super().end_task(task)
         found = [(self.predict(batch).logits.cpu(), batch.labels.cpu()) for batch in task.reserved()]
-        if not task.index or not found:
+        if self.old is None or not found:
             return
         logits, labels = (torch.cat(parts) for parts in zip(*found, strict=True))
-        new = labels >= self.head.first_newest
+        old = self.old.head.classes
+        new = labels >= old
         if new.any() and not new.all():
-            solved = bias_correction(logits, labels, self.head.first_newest, self.config.correction_decay)
+            solved = bias_correction(logits, labels, old, self.config.correction_decay)
             self.correction[-1].copy_(solved)
 
     @torch.no_grad()

@@ -16,9 +16,17 @@ class ClosedFormConfig(MethodConfig):
 
     training_logits: Literal["masked", "unmasked"] = "unmasked"
 
+    @property
+    def learns_one_class(self) -> bool:
+        """Yes: nothing is told apart in training."""
+        return True
+
 
 class ClosedForm(FrozenHead[C]):
-    """A linear head on frozen features that is solved for at the end of each task."""
+    """A linear head on frozen features that is solved for at the end of each task.
+
+    Sums and means do not care in which portions they are made, so borders do not matter.
+    """
 
     def phases(self, task: TaskView) -> Sequence[Phase]:
         """Return none: there are no gradient steps."""

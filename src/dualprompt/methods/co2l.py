@@ -85,7 +85,7 @@ class Co2L(Rehearsal[Co2LConfig]):
             labels=torch.cat([batch.labels, batch.labels]),
         )
         similarity = _similarity(self.projector, self.features(views))
-        new = views.labels >= self.head.first_newest
+        new = self.head.current_places(views.labels) >= 0
         loss = asymmetric_contrast(similarity, views.labels, new, self.config.temperature, self.config.base_temperature)
         if self.past is None:
             return loss

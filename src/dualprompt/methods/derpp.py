@@ -31,6 +31,7 @@ class DERPP(Rehearsal[DERPPConfig]):
 
     summary = "replay of labels and of stored logits, from a reservoir buffer"
     grid: ClassVar[Grid] = {"train.lr": (5e-5, 2e-4), "method.alpha": (0.3, 1.0)}
+    needs_borders = "it notes the logits of images when their task ends"
 
     @property
     def buffer(self) -> BufferPlan:

@@ -68,6 +68,7 @@ class DualNet(FrozenHead[DualNetConfig]):
     summary = "self-supervised slow learner that gates a fast one; reservoir buffer with logits"
     grid: ClassVar[Grid] = {"train.lr": (0.03, 0.1), "method.look_ahead": (0.05, 0.1)}
     defaults: ClassVar[Defaults] = {"train": {"lr": 0.03, "lr_scale": "none", "optimiser": "sgd", "momentum": 0.0}}
+    needs_borders = "it notes the logits of images when their task ends"
     backbone: ConvolutionalBackbone
 
     def __init__(self, config: DualNetConfig, backbone: BackboneSource) -> None:

@@ -19,6 +19,7 @@ from dualprompt.methods.base import (
     Phase,
     Prediction,
     Selection,
+    StreamKind,
     TaskView,
     below,
     numbered,
@@ -123,9 +124,15 @@ class DualPrompt(Prompted[DualPromptConfig]):
             several = config.matching == "keys"
             self.matching = KeyMatching(dim, config.keys_per_task) if several else GaussianMatching(dim)
 
+    def accept(self, kind: StreamKind) -> None:
+        """Note the label of each Gaussian where labels come back."""
+        super().accept(kind)
+        if kind.returns and self.config.head == "gaussian":
+            self.gaussians.expect_returning()
+
     def phases(self, task: TaskView) -> Sequence[Phase]:
         """Return one, or none where a single class's logits are masked: they are always right, and teach nothing."""
-        return () if task.classes == 1 and self.masked else super().phases(task)
+        return () if len(task.labels) == 1 and self.masked else super().phases(task)
 
     def begin_task(self, task: TaskView) -> None:
         """Draw the G-Prompt (first task), grow the bank and the head by one task."""
@@ -156,11 +163,11 @@ class DualPrompt(Prompted[DualPromptConfig]):
         """Make what comes after the last step in closed form or from statistics: key, matching, head; as configured."""
         if self.config.keys == "mean":
             self.bank.set_key(mean_key(task.queries().float()))
-        labels = task.labels - task.first_class
         if self.matching is not None:
-            self.matching.add(task.queries().float(), labels, task.classes, generator_for(task, "matching"))
+            places, labels = task.places, len(task.labels)
+            self.matching.add(task.queries().float(), places, labels, generator_for(task, "matching"))
         if self.config.head != "linear":
-            self._settle_head(self._own_features(task), labels, task)
+            self._settle_head(self._own_features(task), task)
 
     def _own_features(self, task: TaskView) -> Tensor:
         """Return the features of the newest task's images with its own E-Prompt, (images, dim)."""
@@ -169,13 +176,13 @@ class DualPrompt(Prompted[DualPromptConfig]):
             [self.backbone.rest(self.tokens(batch), self.shared_layers, prompts).float() for batch in task.batches()]
         )
 
-    def _settle_head(self, features: Tensor, labels: Tensor, task: TaskView) -> None:
+    def _settle_head(self, features: Tensor, task: TaskView) -> None:
         generator = generator_for(task, "head")
         if self.config.head == "ridge":
-            solved = self.ridge.add(features, labels, task.classes, self.config.ridge_strength, generator)
+            solved = self.ridge.add(features, task, self.config.ridge_strength, generator)
             weights, biases = [rows[:, :-1] for rows in solved], [rows[:, -1] for rows in solved]
         else:
-            self.gaussians.add(features, labels, task.classes)
+            self.gaussians.add(features, task)
             weights, biases = realign(
                 list(self.head.weight),
                 list(self.head.bias),

@@ -63,6 +63,7 @@ class DualPromptRP(Experts[DualPromptRPConfig]):
 
     summary = "DualPrompt with projected heads solved in closed form (ours)"
     grid: ClassVar[Grid] = {"method.reads": ("class+patches", "class"), "train.lr": (0.01, 0.005)}
+    needs_new_labels = "it finds an image's task by its class, which would be of several tasks"
     selections = ("query", "batch_vote", "oracle")
     of_task: ClassVar[OfTask] = {
         **Experts.of_task,
@@ -97,11 +98,11 @@ class DualPromptRP(Experts[DualPromptRPConfig]):
         if task.index == 0:
             self.shared_prompt.copy_(self.bank.e_prompt[0])
         shared, own = self.bank.shared_prompts(self.shared_prompt), self.bank.training_prompts()
-        labels, share = task.labels - task.first_class, self.config.strength_share
+        share = self.config.strength_share
         for projected, head, features in zip(
             (self.by_shared, self.by_own), (self.task_head, self.head), self.read_all(task, shared, own), strict=True
         ):
-            solved = projected.ridge.add(features, labels, task.classes, None, task.generator, share)
+            solved = projected.ridge.add(features, task, None, task.generator, share)
             settle(head, [SHARPNESS * rows for rows in solved])
         self.end_training()
         self._note_classes()

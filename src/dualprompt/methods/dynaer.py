@@ -76,6 +76,8 @@ class DynaER(Method[DynaERConfig]):
     defaults: ClassVar[Defaults] = {
         "train": {"optimiser": "sgd", "lr": 0.1, "lr_scale": "none", "weight_decay": 5e-4, "schedule": "cosine"}
     }
+    needs_new_labels = "a task's backbone learns to tell its new classes from all old ones"
+    needs_borders = "a task has a backbone of its own"
     first_newest = 0  # the newest task's first class
 
     def __init__(self, config: DynaERConfig, backbone: BackboneSource) -> None:
@@ -116,7 +118,7 @@ class DynaER(Method[DynaERConfig]):
                 copy.deepcopy(each).round_to(self.compute_dtype) if wanted else each
                 for each, wanted in zip(self.networks[:-1], rounded, strict=True)
             ]
-        self.first_newest = task.first_class
+        self.first_newest = task.new_labels[0]
         self._draw_heads(task, "begin", "normal")
 
     def _draw_heads(self, task: TaskView, moment: str, form: Literal["normal", "uniform"]) -> None:
@@ -129,8 +131,8 @@ class DynaER(Method[DynaERConfig]):
                 return self._rows(torch.randn(shape, generator=generator) * inputs**-0.5)
             return self._rows((2 * torch.rand(shape, generator=generator) - 1) * inputs**-0.5)
 
-        self.head = drawn(task.first_class + task.classes, self.backbone.dim * len(self.networks))
-        self.auxiliary = drawn(1 + task.classes, self.backbone.dim) if task.index else None
+        self.head = drawn(len(task.seen), self.backbone.dim * len(self.networks))
+        self.auxiliary = drawn(1 + len(task.new_labels), self.backbone.dim) if task.index else None
 
     def phases(self, task: TaskView) -> Sequence[Phase]:
         """Return warm-up and training, on new and kept images as they come, and the balanced classifier's."""

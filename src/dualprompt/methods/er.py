@@ -23,6 +23,7 @@ class ER(Rehearsal[ERConfig]):
 
     summary = "fine-tuning on new images and as many from a reservoir buffer"
     grid: ClassVar[Grid] = {"train.lr": (5e-5, 2e-4), "method.head_lr": (0.005, 0.001)}
+    needs_borders = None
 
     def phases(self, task: TaskView) -> Sequence[Phase]:
         """Return one phase, with a replay batch at every step."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import ClassVar, Literal
 
@@ -60,11 +61,16 @@ class EWC(FineTune[EWCConfig]):
         self.register_buffer("importance", torch.empty(0))
         self.register_buffer("anchor", torch.empty(0))
 
-    def _protected(self, tasks: int) -> list[nn.Parameter]:
-        """Return what a penalty after `tasks` tasks covers: the backbone if trained, and their rows of the head."""
+    def _protected(self) -> list[nn.Parameter]:
+        """Return what a penalty after this task covers: the backbone if trained, and the head, block by block."""
         backbone = list(self.backbone.parameters()) if self.trains_backbone else []
-        rows = list(zip(self.head.weight, self.head.bias, strict=True))[:tasks]
-        return backbone + [parameter for pair in rows for parameter in pair]
+        blocks = zip(self.head.weight, self.head.bias, strict=True)
+        return backbone + [parameter for block in blocks for parameter in block]
+
+    def _covered(self) -> list[nn.Parameter]:
+        """Return what the penalty covers so far: as much of the same list as has an importance."""
+        ends = itertools.accumulate(parameter.numel() for parameter in self._protected())
+        return [p for p, end in zip(self._protected(), ends, strict=True) if end <= len(self.importance)]
 
     def loss(self, batch: Batch) -> Tensor:
         """Return the mean cross-entropy plus the penalty."""
@@ -74,14 +80,14 @@ class EWC(FineTune[EWCConfig]):
         """Return λ/2 · Σ F (θ − θ*)², up to a constant the sum over the old tasks."""
         if not len(self.importance):
             return self.importance.sum()
-        weights = torch.cat([parameter.flatten() for parameter in self._protected(len(self.head.bias) - 1)])
+        weights = torch.cat([parameter.flatten() for parameter in self._covered()])
         return self.config.ewc_lambda / 2 * (self.importance * (weights - self.anchor) ** 2).sum()
 
     @torch.no_grad()
     def end_task(self, task: TaskView) -> None:
         """Add the task's Fisher to the importance, and move the anchor."""
         fisher = self.fisher(task)
-        weights = torch.cat([parameter.flatten() for parameter in self._protected(len(self.head.bias))])
+        weights = torch.cat([parameter.flatten() for parameter in self._protected()])
         new = len(fisher) - len(self.importance)
         old, anchor = F.pad(self.importance, (0, new)), F.pad(self.anchor, (0, new))
         if self.config.online:
@@ -99,9 +105,8 @@ class EWC(FineTune[EWCConfig]):
 
         It is the mean of squared gradients of single images. (The square of a batch's mean gradient is far smaller.)
         """
-        protected = [parameter.detach() for parameter in self._protected(len(self.head.bias))]
+        protected = [parameter.detach() for parameter in self._protected()]
         names = [name for name, _ in self.backbone.named_parameters()] if self.trains_backbone else []
-        first_block = len(self.head.bias) - 1 if self.masked else 0
         from_model = self.config.fisher_labels == "model"
 
         def score(values: list[Tensor], image: Tensor, choice: Tensor) -> Tensor:
@@ -109,7 +114,11 @@ class EWC(FineTune[EWCConfig]):
             features = image[None]
             if names:
                 features = functional_call(self.backbone, dict(zip(names, values, strict=False)), (features,))
-            weight, bias = torch.cat(rows[0::2][first_block:]), torch.cat(rows[1::2][first_block:])
+            weights, biases = rows[0::2], rows[1::2]
+            if self.masked:
+                weight, bias = self.head.current_rows(weights, biases)
+            else:
+                weight, bias = torch.cat(weights), torch.cat(biases)
             log_p = F.log_softmax(F.linear(features.float(), weight, bias), dim=1)[0]
             # Random signs ε make one backward pass do for all classes c, without bias:
             # E (Σ_c ε_c √p_c ∇log p_c)² = Σ_c p_c (∇log p_c)².
@@ -127,20 +136,19 @@ class EWC(FineTune[EWCConfig]):
                 for part, choice in zip(inputs.split(chunk), choices.split(chunk), strict=True):
                     for summed, gradients in zip(total, per_image(protected, part, choice), strict=True):
                         summed += gradients.square().sum(dim=0)
-        return torch.cat([summed.flatten() for summed in total]) / min(self.config.fisher_images, len(task.labels))
+        return torch.cat([summed.flatten() for summed in total]) / min(self.config.fisher_images, len(task.targets))
 
     def _choices(self, labels: Tensor, generator: torch.Generator) -> Tensor:
         """Return (images, classes) factors of the log-likelihoods: random signs, or 1 at the true label."""
-        first = self.head.first_newest if self.masked else 0
-        classes = self.head.classes - first
+        classes = len(self.head.labels) if self.masked else self.head.classes
         if self.config.fisher_labels == "true":
-            return F.one_hot(labels - first, classes).float()
+            return F.one_hot(self.head.current_places(labels) if self.masked else labels, classes).float()
         signs = torch.randint(0, 2, (len(labels), classes), generator=generator) * 2 - 1
         return signs.float().to(labels.device)
 
     def _fisher_images(self, task: TaskView) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield evenly spaced images, or their frozen features, with their labels."""
-        images = len(task.labels)
+        images = len(task.targets)
         wanted = min(self.config.fisher_images, images)
         chosen = torch.arange(wanted) * images // wanted
         start = 0

@@ -16,7 +16,7 @@ from typing_extensions import TypeVar
 
 from dualprompt.backbones.base import BackboneSource, Prompts
 from dualprompt.config import LONGEST, WIDEST
-from dualprompt.methods.base import Batch, Defaults, MethodConfig, Phase, TaskView, below, numbered
+from dualprompt.methods.base import Batch, Defaults, MethodConfig, Phase, TaskView, below, numbered, places
 from dualprompt.methods.heads import GrowingHead
 from dualprompt.methods.prompted import Prompted
 from dualprompt.methods.ridge import Ridge
@@ -120,7 +120,7 @@ class Experts(Prompted[E]):
         self.head = GrowingHead(config.projection)  # of all classes
         self.training_head = GrowingHead(dim)  # of the classes whose prompts are being trained
         self.width = dim if config.reads == "class" else 2 * dim  # of what the projection reads
-        self._first = 0  # class of the task that is being learned
+        self.places = nn.Buffer(torch.empty(0, dtype=torch.int64), persistent=False)  # of labels in that head
 
     @property
     def uses_frozen(self) -> bool:
@@ -129,7 +129,7 @@ class Experts(Prompted[E]):
 
     def phases(self, task: TaskView) -> Sequence[Phase]:
         """Return one for a task that has prompts to train; a single class, masked, teaches nothing."""
-        if task.classes == 1:
+        if len(task.labels) == 1:
             return ()
         return (Phase(epochs_factor=self.config.first_factor if task.index == 0 else 1),)
 
@@ -144,8 +144,9 @@ class Experts(Prompted[E]):
     def begin_training_head(self, task: TaskView) -> None:
         """Begin anew, at zero, with the classifier that trains the task's prompts."""
         self.training_head.restore([], [], train_old=False)
-        self.training_head.grow(task.classes, train_old=False)
-        self._first = task.first_class
+        rows = range(len(task.labels))
+        self.training_head.begin(rows, rows, train_old=False)
+        self.places = places(task.labels, len(task.seen)).to(self.places.device)
 
     def end_training(self) -> None:
         """Drop the classifier that only training needs."""
@@ -154,7 +155,7 @@ class Experts(Prompted[E]):
     def loss(self, batch: Batch) -> Tensor:
         """Return the mean cross-entropy over the task's own classes, of the prompted class token."""
         features = self.backbone.rest(self.tokens(batch), self.shared_layers, self.bank.training_prompts())
-        return F.cross_entropy(self.training_head.newest(features), batch.labels - self._first)
+        return F.cross_entropy(self.training_head.current(features), self.places[batch.labels])
 
     def read(self, tokens: Tensor, prompts: Prompts | None) -> Tensor:
         """Return the features that the projection reads, (batch, width)."""

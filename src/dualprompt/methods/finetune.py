@@ -11,7 +11,7 @@ from pydantic import Field, field_validator
 from torch import Tensor
 from typing_extensions import TypeVar
 
-from dualprompt.methods.base import METHODS, Batch, Defaults, Grid, MethodConfig, below
+from dualprompt.methods.base import METHODS, Batch, Defaults, Grid, Method, MethodConfig, below
 from dualprompt.methods.frozen_head import FrozenHead
 
 
@@ -33,6 +33,7 @@ T = TypeVar("T", bound=FineTuneConfig, covariant=True, default=FineTuneConfig)
 class FineTune(FrozenHead[T]):
     """A backbone and a growing linear head, both trained."""
 
+    needs_borders = Method.needs_borders
     # The rate of prompts would wreck a pre-trained backbone; at the backbone's, a head that starts at zero stays there.
     defaults: ClassVar[Defaults] = {
         "head_lr": 0.005,
@@ -101,6 +102,7 @@ class FineTuneSequential(FineTune[FineTuneConfig]):
     """Fine-tuning task after task without any measure against forgetting: the lower bound."""
 
     summary = "fine-tunes everything, task after task: the lower bound"
+    needs_borders = None
     grid: ClassVar[Grid] = {"train.lr": (5e-5, 2e-4), "method.head_lr": (0.005, 0.001)}
 
 
@@ -127,4 +129,5 @@ class FineTunePlusPlus(FineTune[FineTunePlusPlusConfig]):
     """
 
     summary = "fine-tunes everything with the logits of old classes left out: FT-seq's masked sibling"
+    needs_borders = None
     grid: ClassVar[Grid] = {"train.lr": (5e-5, 2e-4), "method.head_lr": (0.005, 0.001)}

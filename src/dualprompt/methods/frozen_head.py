@@ -41,6 +41,8 @@ class FrozenHead(Method[C]):
     summary = "frozen backbone and a linear head, no prompts: the baseline"
     grid: ClassVar[Grid] = {"train.lr": (0.005, 0.0025, 0.001, 0.01)}
 
+    needs_new_labels = None
+    needs_borders = None
     # What of its state is each task's alone; what is not named here belongs to all tasks together.
     of_task: ClassVar[OfTask] = {"head.weight": 0, "head.bias": 0}
     head: GrowingHead
@@ -55,8 +57,8 @@ class FrozenHead(Method[C]):
         return self.config.training_logits == "masked"
 
     def begin_task(self, task: TaskView) -> None:
-        """Add the task's rows to the head."""
-        self.head.grow(task.classes, train_old=not self.masked)
+        """Add the rows of the task's new labels to the head."""
+        self.head.begin(task.labels, task.new_labels, train_old=not self.masked)
 
     def features(self, batch: Batch) -> Tensor:
         """Return the features of the batch's own images, which may be known."""
@@ -68,7 +70,7 @@ class FrozenHead(Method[C]):
     def classification_loss(self, features: Tensor, labels: Tensor) -> Tensor:
         """Return the cross-entropy; masked logits outside the task are −∞, which is to leave them out."""
         if self.masked:
-            return F.cross_entropy(self.head.newest(features), labels - self.head.first_newest)
+            return F.cross_entropy(self.head.current(features), self.head.current_places(labels))
         return F.cross_entropy(self.head.all(features), labels)
 
     def loss(self, batch: Batch) -> Tensor:

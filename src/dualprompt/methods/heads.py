@@ -1,7 +1,9 @@
-"""The classifier: one block of rows a task, so that learning a task touches only its own."""
+"""The classifier: one block of rows for the classes that came together, so that learning touches only its own."""
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -9,47 +11,92 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dualprompt.derived import Deriving
+from dualprompt.methods.base import places
 
 
 class GrowingHead(Deriving):
-    """A linear classifier that gains the classes of each new task, starting at zero."""
+    """A linear classifier that gains a row for each new label, starting at zero; a label that returns has its row.
+
+    Streams number classes in the order in which they come, so a label is the number of its row.
+    """
+
+    _places: Tensor
+    _chosen: Tensor
 
     def __init__(self, dim: int) -> None:
         super().__init__()
         self.dim = dim
-        self.weight = nn.ParameterList()  # each (classes of the task, dim)
+        self.weight = nn.ParameterList()  # each (labels that came together, dim)
         self.bias = nn.ParameterList()
         self.classes = 0  # seen so far
+        self.labels: tuple[int, ...] = ()  # of the current task
         self.register_buffer("_device", torch.empty(0), persistent=False)
+        self._own: list[int] = []  # blocks of rows that hold them
+        none = torch.empty(0, dtype=torch.int64)
+        self.register_buffer("_places", none, persistent=False)  # of every label among them
+        self.register_buffer("_chosen", none, persistent=False)  # their rows in these blocks; empty: all, in order
 
-    @property
-    def first_newest(self) -> int:
-        """The newest task's first class: its classes come after all older ones."""
-        return self.classes - len(self.bias[-1])
+    def begin(self, labels: Sequence[int], new_labels: Sequence[int], train_old: bool) -> None:
+        """Take up a task: add rows of zeros for its new labels, and let the rows of all its labels train.
 
-    def grow(self, classes: int, train_old: bool) -> None:
-        """Add `classes` rows of zeros; the older rows train on only if `train_old`."""
-        self._append(torch.zeros(classes, self.dim), torch.zeros(classes), train_old)
+        Rows that came together train together. Those without a label of the task train on only if `train_old`; under a
+        masked loss their gradients would be zero.
+        """
+        if list(new_labels) != list(range(self.classes, self.classes + len(new_labels))):
+            raise ValueError(f"new labels go on from {self.classes}, but they are {list(new_labels)}")
+        if new_labels:
+            self._append(torch.zeros(len(new_labels), self.dim), torch.zeros(len(new_labels)))
+        self._take_up(labels)
+        self.choose_trainable(train_old)
+
+    def _take_up(self, labels: Sequence[int]) -> None:
+        """Make these the labels of the current task."""
+        self.labels = tuple(labels)
+        first_rows = list(itertools.accumulate((len(rows) for rows in self.bias), initial=0))
+        self._own = sorted({bisect.bisect_right(first_rows, label) - 1 for label in labels})
+        held = [label for number in self._own for label in range(*first_rows[number : number + 2])]
+        chosen = [] if held == list(labels) else [held.index(label) for label in labels]
+        device = self.get_buffer("_device").device
+        self._chosen = torch.tensor(chosen, dtype=torch.int64, device=device)
+        self._places = places(labels, self.classes).to(device)
+
+    def choose_trainable(self, train_old: bool) -> None:
+        """Let the rows of the current task's labels train, and the others only if `train_old`."""
+        for number, block in enumerate(zip(self.weight, self.bias, strict=True)):
+            for rows in block:
+                rows.requires_grad_(train_old or number in self._own)
 
     def restore(self, weights: Sequence[Tensor], biases: Sequence[Tensor], train_old: bool) -> None:
-        """Replace all rows, for instance by those of a checkpoint."""
+        """Replace all rows, for instance by those of a checkpoint.
+
+        The current task stays, unless there are other labels now: then it is the one that brought the newest.
+        """
         self.weight, self.bias, self.classes = nn.ParameterList(), nn.ParameterList(), 0
         for weight, bias in zip(weights, biases, strict=True):
-            self._append(weight.clone(), bias.clone(), train_old)
+            self._append(weight.clone(), bias.clone())
+        if len(self._places) != self.classes:
+            self._take_up(range(self.classes - len(self.bias[-1]) if self.classes else 0, self.classes))
+        self.choose_trainable(train_old)
 
-    def _append(self, weight: Tensor, bias: Tensor, train_old: bool) -> None:
-        if len(self.weight):  # what is older was settled when its successor came
-            self.weight[-1].requires_grad_(train_old)
-            self.bias[-1].requires_grad_(train_old)
+    def _append(self, weight: Tensor, bias: Tensor) -> None:
         device = self.get_buffer("_device").device
         self.weight.append(nn.Parameter(weight.to(device)))
         self.bias.append(nn.Parameter(bias.to(device)))
         self.classes += len(bias)
         self.drop_derived()
 
-    def newest(self, features: Tensor) -> Tensor:
-        """Return the logits of the newest task's classes, (batch, classes of that task)."""
-        return _linear(features, self.weight[-1], self.bias[-1])
+    def current(self, features: Tensor) -> Tensor:
+        """Return the logits of the current task's labels, (batch, labels), in their order."""
+        return _linear(features, *self.current_rows(list(self.weight), list(self.bias)))
+
+    def current_rows(self, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Return the rows of the current task's labels out of all blocks of rows."""
+        weight, bias = (_cat([blocks[number] for number in self._own]) for blocks in (weights, biases))
+        return (weight[self._chosen], bias[self._chosen]) if len(self._chosen) else (weight, bias)
+
+    def current_places(self, labels: Tensor) -> Tensor:
+        """Return where labels stand among the current task's; −1 for those that are not among them."""
+        return self._places[labels]
 
     def all(self, features: Tensor) -> Tensor:
         """Return the logits of every class seen so far, with gradients, (batch, classes)."""
@@ -67,6 +114,10 @@ class GrowingHead(Deriving):
 def _linear(features: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """A classifier stays in fp32 whatever the backbone computes in."""
     return F.linear(features.float(), weight, bias)
+
+
+def _cat(blocks: Sequence[Tensor]) -> Tensor:
+    return blocks[0] if len(blocks) == 1 else torch.cat(list(blocks))
 
 
 def with_one(features: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 import torch
@@ -19,6 +20,7 @@ from dualprompt.methods.base import (
     MethodConfig,
     Prediction,
     Selection,
+    StreamKind,
     TaskView,
     numbered,
 )
@@ -77,6 +79,10 @@ class L2P(Prompted[L2PConfig]):
         dim = self.backbone.dim
         self.prompt = nn.Parameter(torch.zeros(config.pool_size, config.length, dim))
         self.key = nn.Parameter(torch.zeros(config.pool_size, dim), requires_grad=self.trains_keys)
+
+    def accept(self, kind: StreamKind) -> None:
+        """A pool that all tasks share needs no borders."""
+        super().accept(kind if self.by_task else replace(kind, bordered=True))
 
     @property
     def by_task(self) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor
 from typing_extensions import TypeVar
 
 from dualprompt.backbones.base import BackboneSource
-from dualprompt.methods.base import METHODS, Batch, Grid, TaskView, below
+from dualprompt.methods.base import METHODS, Batch, Grid, StreamKind, TaskView, below
 from dualprompt.methods.closed_form import ClosedForm, ClosedFormConfig
 from dualprompt.methods.heads import GrowingHead
 from dualprompt.methods.ownership import OfTask
@@ -44,6 +44,12 @@ class LDA(ClosedForm[L]):
         self.head = GrowingHead(dim)
         self.discriminant = Discriminant(dim, config.shrinkage)
 
+    def accept(self, kind: StreamKind) -> None:
+        """Count the samples of each label where labels come back."""
+        super().accept(kind)
+        if kind.returns:
+            self.discriminant.expect_returning()
+
     def dimensions(self) -> int:
         """Return of how many numbers the discriminant is."""
         return self.backbone.dim
@@ -59,7 +65,7 @@ class LDA(ClosedForm[L]):
     @torch.no_grad()
     def end_task(self, task: TaskView) -> None:
         """Add the task to the statistics and solve for the head of all classes."""
-        self.discriminant.include(task.queries(), task.labels - task.first_class, task.classes, self.expand)
+        self.discriminant.include_task(task, self.expand)
         weight, bias = self.discriminant.solve()
         sizes = [len(means) for means in self.discriminant.means]
         self.set_head(weight.split(sizes), bias.split(sizes))

@@ -50,9 +50,7 @@ class LwF(FineTune[LwFConfig]):
         """Let the old rows train on: they follow the features, so that their logits stay. Not while it warms up."""
         self.warming_up = phase.name == WARM_UP
         self.freeze_backbone(not self.trains_backbone or self.warming_up)
-        self.head.requires_grad_(not self.warming_up)
-        self.head.weight[-1].requires_grad_(True)
-        self.head.bias[-1].requires_grad_(True)
+        self.head.choose_trainable(train_old=not self.warming_up)
 
     def loss(self, batch: Batch) -> Tensor:
         """Return the cross-entropy plus the distillation of the old classes, whose logits stay during a warm-up."""
@@ -60,7 +58,7 @@ class LwF(FineTune[LwFConfig]):
         loss = self.classification_loss(features, batch.labels)
         if self.old is None or self.warming_up:
             return loss
-        logits = self.head.all(features)[:, : self.head.first_newest]
+        logits = self.head.all(features)[:, : self.old.head.classes]
         return loss + self.config.distillation_weight * distillation(
             logits, self.old.logits(batch), self.config.temperature
         )

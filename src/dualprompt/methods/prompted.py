@@ -15,6 +15,7 @@ class Prompted(FrozenHead[C]):
     """A linear head on features that prompts have changed."""
 
     backbone: PromptableBackbone
+    needs_borders = "a task has prompts of its own"
     # Layers before the first prompted one give the same tokens to the query and to the prompted pass.
     shared_layers: int = 0
 

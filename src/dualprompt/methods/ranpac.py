@@ -7,6 +7,7 @@ prompts; without, the frozen features are those of every other method.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 import torch
@@ -14,7 +15,7 @@ from pydantic import Field
 from torch import Tensor
 
 from dualprompt.backbones.base import BackboneSource, Prompts
-from dualprompt.methods.base import METHODS, Batch, Grid, Phase, Prediction, Selection, TaskView, below
+from dualprompt.methods.base import METHODS, Batch, Grid, Phase, Prediction, Selection, StreamKind, TaskView, below
 from dualprompt.methods.experts import SHARPNESS, Experts, ExpertsConfig, Projected, settle
 from dualprompt.methods.ownership import OfTask
 from dualprompt.methods.statistics import generator_for
@@ -42,6 +43,10 @@ class RanPAC(Experts[RanPACConfig]):
     def __init__(self, config: RanPACConfig, backbone: BackboneSource) -> None:
         super().__init__(config, backbone, prompted=config.first_session == "prompts")
         self.projected = Projected(self.width, config.projection)
+
+    def accept(self, kind: StreamKind) -> None:
+        """Without a first session, sums do not care in which portions they are made."""
+        super().accept(kind if self.adapts else replace(kind, bordered=True))
 
     @property
     def adapts(self) -> bool:
@@ -84,12 +89,11 @@ class RanPAC(Experts[RanPACConfig]):
     @torch.no_grad()
     def end_task(self, task: TaskView) -> None:
         """Add the task to the sums and solve for the head of all classes."""
-        labels, generator = task.labels - task.first_class, generator_for(task, "ridge")
         if self.uses_frozen:
             features = task.queries().float()
         else:
             [features] = self.read_all(task, self._prompts())
-        solved = self.projected.ridge.add(features, labels, task.classes, self.config.strength, generator)
+        solved = self.projected.ridge.add(features, task, self.config.strength, generator_for(task, "ridge"))
         settle(self.head, [SHARPNESS * rows for rows in solved])
         self.end_training()
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dualprompt.errors import DualPromptError
-from dualprompt.methods.base import numbered
+from dualprompt.methods.base import TaskView, numbered
 from dualprompt.methods.statistics import TensorList, packed, precise, unpacked
 
 STRENGTHS = tuple(10.0**power for power in range(-8, 9))
@@ -77,7 +77,7 @@ def _weights(gram: Tensor, sums: Tensor, strength: float) -> Tensor | None:
 
 
 class Ridge(nn.Module):
-    """The sums over all tasks. They grow by a column a class, and no feature is kept."""
+    """The sums over all tasks. They grow by a column a new label, and no feature is kept."""
 
     gram: Tensor
 
@@ -85,31 +85,46 @@ class Ridge(nn.Module):
         super().__init__()
         self.dim, self.expand = dim, expand  # `expand` makes the (batch, dim) inputs of the regression from features
         self.register_buffer("gram", torch.zeros(dim * (dim + 1) // 2))  # HᵀH is symmetric: its upper triangle
-        self.sums = TensorList()  # each (dim, classes of the task)
+        self.sums = TensorList()  # each (dim, labels that came together)
 
     def add(
         self,
         features: Tensor,
-        labels: Tensor,
-        classes: int,
+        task: TaskView,
         strength: float | None,
         generator: torch.Generator,
         share: float | None = None,
     ) -> list[Tensor]:
-        """Take in a task's features and return the weights of all tasks' classes, each (classes, dim), solved anew.
+        """Take in a task's features; return the weights of all labels, solved anew, a (labels, dim) tensor a block.
 
-        Labels count from 0 in the task. λ is the `strength`, or a `share` of the mean of HᵀH's diagonal, or else chosen
-        on a fifth of these features.
+        Args:
+            features: of the task's training images, before `expand`.
+            task: says their labels. Sums of a label that returns are added to its own.
+            strength: λ; None: by `share`, or else chosen on a fifth of these features.
+            generator: draws that fifth.
+            share: λ as a share of the mean of HᵀH's diagonal.
         """
-        labels = labels.to(features.device)
+        labels, classes = task.places.to(features.device), len(task.labels)
         moments = Moments.of(features, labels, classes, self.expand)
         if not bool(torch.isfinite(moments.gram).all()):
             raise DualPromptError("the features of the newest task are not finite; lower train.lr or set train.clip")
         self.gram += packed(moments.gram).to(self.gram)
-        self.sums.append(moments.sums)
+        self._add_sums(moments.sums, task)
         if strength is None and share is None:
             strength = self._chosen(features, labels, classes, generator)
         return self.solve(strength, share or 0.0)
+
+    def _add_sums(self, sums: Tensor, task: TaskView) -> None:
+        """Append the columns of new labels, and add those of labels that return to what is there."""
+        new = [place for place, label in enumerate(task.labels) if label in task.new_labels]
+        first = 0
+        for block in self.sums:
+            for place, label in enumerate(task.labels):
+                if first <= label < first + block.shape[1]:
+                    block[:, label - first] += sums[:, place].to(block)
+            first += block.shape[1]
+        if new:
+            self.sums.append(sums[:, new])
 
     def _chosen(self, features: Tensor, labels: Tensor, classes: int, generator: torch.Generator) -> float:
         order = torch.randperm(len(features), generator=generator).to(features.device)

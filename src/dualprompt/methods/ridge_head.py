@@ -39,8 +39,7 @@ class RidgeHead(ClosedForm[RidgeHeadConfig]):
     @torch.no_grad()
     def end_task(self, task: TaskView) -> None:
         """Add the task to the sums and solve for the head of all classes."""
-        labels, generator = task.labels - task.first_class, generator_for(task, "ridge")
-        solved = self.ridge.add(task.queries().float(), labels, task.classes, self.config.strength, generator)
+        solved = self.ridge.add(task.queries().float(), task, self.config.strength, generator_for(task, "ridge"))
         self.set_head([rows[:, :-1] for rows in solved], [rows[:, -1] for rows in solved])
 
     def load_state(self, state: dict[str, Tensor]) -> None:

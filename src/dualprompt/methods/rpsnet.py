@@ -73,6 +73,8 @@ class RPSNet(FrozenHead[RPSNetConfig]):
     defaults: ClassVar[Defaults] = {
         "train": {"optimiser": "adam", "lr": 0.001, "lr_scale": "none", "schedule": "cosine"}
     }
+    needs_new_labels = "how much it distils is decided by the tasks that brought classes"
+    needs_borders = "tasks have paths of their own"
     backbone: PathNetwork
     teacher: tuple[PathNetwork, GrowingHead] | None = None  # the model before the task
     generation: int | None = None  # of the modules that are trained; None: between tasks
@@ -146,7 +148,7 @@ class RPSNet(FrozenHead[RPSNetConfig]):
         if number:
             self._end_candidate(task)
             self._restore(self.before)
-            self.head.grow(task.classes, train_old=True)
+            self.head.begin(task.labels, task.new_labels, train_old=True)
         generator = torch.Generator().manual_seed(derive(task.generator.initial_seed(), "path", number))
         path = torch.randint(self.config.modules, (LAYERS,), generator=generator)
         self.backbone.take(path, task.index // self.config.tasks_per_path, generator)

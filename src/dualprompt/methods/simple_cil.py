@@ -8,9 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dualprompt.methods.base import METHODS, Batch, Grid, TaskView
+from dualprompt.backbones.base import BackboneSource
+from dualprompt.methods.base import METHODS, Batch, Grid, StreamKind, TaskView, below
 from dualprompt.methods.closed_form import ClosedForm, ClosedFormConfig
-from dualprompt.methods.statistics import class_means, precise
+from dualprompt.methods.statistics import RunningMeans, class_means, precise
 
 
 class SimpleCILConfig(ClosedFormConfig):
@@ -26,6 +27,16 @@ class SimpleCIL(ClosedForm[SimpleCILConfig]):
     summary = "class means of frozen features, compared by cosine; no training"
     grid: ClassVar[Grid] = {}
 
+    def __init__(self, config: SimpleCILConfig, backbone: BackboneSource) -> None:
+        super().__init__(config, backbone)
+        self.means: RunningMeans | None = None  # where labels come back: a row has lost its length
+
+    def accept(self, kind: StreamKind) -> None:
+        """Keep the means themselves where labels come back."""
+        super().accept(kind)
+        if kind.returns:
+            self.means = RunningMeans(self.backbone.dim)
+
     def features(self, batch: Batch) -> Tensor:
         """Return the normalised frozen features, so that the head's products are cosines."""
         return F.normalize(super().features(batch).float(), dim=1)
@@ -34,5 +45,16 @@ class SimpleCIL(ClosedForm[SimpleCILConfig]):
     def end_task(self, task: TaskView) -> None:
         """Set the rows of the task's classes."""
         queries = precise(task.queries())
-        means = class_means(queries, task.labels.to(queries.device) - task.first_class, task.classes)
-        self.set_head([*list(self.head.weight)[:-1], F.normalize(means, dim=1)], list(self.head.bias))
+        means = class_means(queries, task.places.to(queries.device), len(task.labels))
+        if self.means is None:
+            rows = [*list(self.head.weight)[:-1], F.normalize(means, dim=1)]
+        else:
+            sizes = [len(block) for block in self.head.bias]
+            rows = F.normalize(self.means.include(means, task), dim=1).split(sizes)
+        self.set_head(rows, list(self.head.bias))
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Take over the head, and the means where labels come back."""
+        super().load_state(state)
+        if self.means is not None:
+            self.means.restore(below("means.", state))

@@ -116,6 +116,35 @@ def unpacked(triangle: Tensor, dim: int) -> Tensor:
     return square + square.triu(1).T
 
 
+class RunningMeans(nn.Module):
+    """The mean of all features of each label so far, for labels that come back: dim + 1 numbers each."""
+
+    means: Tensor
+    counts: Tensor
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.register_buffer("means", torch.zeros(0, dim))
+        self.register_buffer("counts", torch.zeros(0))
+
+    def include(self, means: Tensor, task: TaskView) -> Tensor:
+        """Take in the means of a task's labels, (labels, dim); return those of all labels so far, in float64."""
+        count = precise(task.places.bincount(minlength=len(task.labels)))
+        labels, grown = list(task.labels), len(task.seen) - len(self.counts)
+        found, counts = precise(F.pad(self.means, (0, 0, 0, grown))), precise(F.pad(self.counts, (0, grown)))
+        counts[labels] += count
+        share = (count / counts[labels].clamp_min(1)).to(found)[:, None]
+        found[labels] += share * (means.to(found) - found[labels])
+        self.means, self.counts = found.to(self.means), counts.to(self.counts)
+        return found
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Take over the means of a checkpoint."""
+        self.means, self.counts = (
+            state[name].to(self.means.device, copy=True).contiguous() for name in ("means", "counts")
+        )
+
+
 class Discriminant(nn.Module):
     """Linear discriminant analysis: a mean for each class and one covariance for all, whatever the order of tasks.
 
@@ -129,18 +158,55 @@ class Discriminant(nn.Module):
         super().__init__()
         self.dim = dim
         self.shrinkage = shrinkage
-        self.means = TensorList()  # each (classes of the task, dim)
+        self.means = TensorList()  # each (labels that came together, dim)
+        self.counts: TensorList | None = None  # samples of each label, where labels come back
         self.register_buffer("scatter", torch.zeros(dim * (dim + 1) // 2))  # within classes, summed over tasks, packed
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
 
     def include(
         self, features: Tensor, labels: Tensor, classes: int, expand: Callable[[Tensor], Tensor] = _as_they_are
     ) -> None:
-        """Take in a task's features, each passed through `expand`; its labels count from 0."""
-        means, scatter = within_class(features, labels, classes, expand)
-        self.means.append(means)
+        """Take in a task's features, each passed through `expand`; its labels count from 0, and are all new."""
+        self._add(*within_class(features, labels, classes, expand), len(features))
+
+    def _add(self, means: Tensor, scatter: Tensor, count: int) -> None:
+        if len(means):
+            self.means.append(means)
         self.scatter += packed(scatter).to(self.scatter)
-        self.count += len(features)
+        self.count += count
+
+    def expect_returning(self) -> None:
+        """Count the samples of each label from now on, so that one may come back."""
+        self.counts = TensorList()
+
+    def include_task(self, task: TaskView, expand: Callable[[Tensor], Tensor]) -> None:
+        """Take in a task's queries, each passed through `expand`; a label that comes back moves its mean."""
+        queries, places = task.queries(), task.places
+        means, scatter = within_class(queries, places, len(task.labels), expand)
+        new = [place for place, label in enumerate(task.labels) if label in task.new_labels]
+        if self.counts is not None:
+            counts = places.bincount(minlength=len(task.labels)).to(means)
+            scatter = scatter + self._returned(means, counts, task)
+            if new:
+                self.counts.append(counts[new])
+        self._add(means if len(new) == len(means) else means[new], scatter, len(queries))
+
+    def _returned(self, means: Tensor, counts: Tensor, task: TaskView) -> Tensor | float:
+        """Move the means of labels that come back; return the scatter between what each was and what came."""
+        assert self.counts is not None
+        total, first = 0.0, 0
+        for old, had in zip(self.means, self.counts, strict=True):
+            pairs = [(place, label - first) for place, label in enumerate(task.labels) if 0 <= label - first < len(old)]
+            first += len(old)
+            if not pairs:
+                continue
+            here, there = (list(part) for part in zip(*pairs, strict=True))
+            came, were = counts[here], had[there].to(means)
+            shift = means[here] - old[there].to(means)
+            total = total + (shift * (came * were / (came + were))[:, None]).T @ shift
+            old[there] += (shift * (came / (came + were))[:, None]).to(old)
+            had[there] += came.to(had)
+        return total
 
     def solve(self) -> tuple[Tensor, Tensor]:
         """Return weights (classes, dim) and biases (classes,) of the log-likelihoods of all classes, in float64.
@@ -158,40 +224,55 @@ class Discriminant(nn.Module):
         """Take over the statistics of a checkpoint, whose scatter may be a whole square."""
         scatter = state["scatter"]
         self.means.restore(numbered(state, "means"))
+        if self.counts is not None:
+            self.counts.restore(numbered(state, "counts"))
         self.scatter.copy_(scatter if scatter.dim() == 1 else packed(scatter))
         self.count.copy_(state["count"])
 
 
 class ClassGaussians(nn.Module):
-    """A Gaussian for each class: a mean of its own, and a covariance that it shares with the classes of its task.
+    """A Gaussian for each class of a task: a mean of its own, and a covariance that it shares with the others.
 
-    That is dim numbers a class and dim² a task.
+    That is dim numbers a class and dim² a task. A label that comes back has a Gaussian of each task that it was in.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.means = TensorList()  # each (classes of the task, dim)
         self.roots = TensorList()  # each (dim, dim): R with R Rᵀ the covariance
+        self.labels: TensorList | None = None  # of the means, where labels come back; else each has one, in order
 
-    def add(self, features: Tensor, labels: Tensor, classes: int) -> None:
-        """Take in a task's features; its labels count from 0."""
-        means, scatter = within_class(features, labels, classes)
+    def expect_returning(self) -> None:
+        """Note the label of each mean from now on, so that one may come back."""
+        self.labels = TensorList()
+
+    def add(self, features: Tensor, task: TaskView) -> None:
+        """Take in a task's features."""
+        means, scatter = within_class(features, task.places, len(task.labels))
         self.means.append(means)
+        if self.labels is not None:
+            self.labels.append(torch.tensor(task.labels))
         self.roots.append(torch.linalg.cholesky(shrunk(scatter, len(features))))
 
     def restore(self, state: dict[str, Tensor]) -> None:
         """Take over the tensors of a checkpoint."""
         self.means.restore(numbered(state, "means"))
         self.roots.restore(numbered(state, "roots"))
+        if self.labels is not None:
+            self.labels.restore(numbered(state, "labels"))
 
     def sample(self, a_class: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Draw `a_class` features of every class; return them with their labels, class after class."""
+        """Draw `a_class` features of every mean; return them with their labels, mean after mean."""
         drawn = []
         for means, root in zip(self.means, self.roots, strict=True):
             noise = torch.randn(len(means), a_class, means.shape[1], generator=generator).to(means.device)
             drawn.append((means[:, None] + noise @ root.T).flatten(0, 1))
         features = torch.cat(drawn)
-        return features, torch.arange(len(features) // a_class, device=features.device).repeat_interleave(a_class)
+        if self.labels is None:
+            labels = torch.arange(len(features) // a_class, device=features.device)
+        else:
+            labels = torch.cat(list(self.labels)).long()
+        return features, labels.repeat_interleave(a_class)
 
 
 def realign(

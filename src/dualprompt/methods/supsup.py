@@ -71,6 +71,8 @@ class SupSup(Method[SupSupConfig]):
         "train": {"lr": 0.001, "lr_scale": "none", "schedule": "cosine", "weight_decay": 1e-4, "decay": "l2"},
     }
     predicts_with_gradients = True
+    needs_new_labels = "a mask holds the classes of one task"
+    needs_borders = "a task has a mask of its own"
 
     def __init__(self, config: SupSupConfig, backbone: BackboneSource) -> None:
         super().__init__(config, backbone)
@@ -91,11 +93,12 @@ class SupSup(Method[SupSupConfig]):
 
     def begin_task(self, task: TaskView) -> None:
         """Draw the task's scores, and rows of the classifier where it has more classes than any task before."""
-        self.net.grow(task.classes, task.generator)
-        self.sizes.append(task.classes)
+        size = len(task.new_labels)
+        self.net.grow(size, task.generator)
+        self.sizes.append(size)
         device, channels = self.net.head.device, sum(self.net.channels)
         self.classes = torch.tensor(self.sizes, device=device)
-        for shape in self.net.shapes(task.classes):
+        for shape in self.net.shapes(size):
             bound = shape[1:].numel() ** -0.5
             drawn = torch.empty(shape).uniform_(-bound, bound, generator=task.generator)
             self.scores.append(nn.Parameter(drawn.to(device)))

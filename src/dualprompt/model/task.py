@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from dualprompt.data.images import Images
-from dualprompt.data.stream import Subset, Task
+from dualprompt.data.stream import Experience, Subset
 from dualprompt.files import digest
 from dualprompt.run.checkpoint import State
 from dualprompt.seeds import derive
@@ -33,22 +33,24 @@ def task_of(
     index: int,
     name: str,
     classes: tuple[str, ...],
-    first_class: int,
+    known: int,
     pixels: np.ndarray,
     labels: np.ndarray,
     held: np.ndarray,
-) -> Task:
-    """Return the task, whose classes are counted from `first_class`."""
+) -> Experience:
+    """Return the task, an experience of new classes after `known` others."""
+    seen = tuple(range(known + len(classes)))
     images = Images.from_array(pixels)
 
     def subset(rows: np.ndarray) -> Subset:
-        return Subset(images, torch.from_numpy(rows), torch.from_numpy(labels[rows] + first_class))
+        return Subset(images, torch.from_numpy(rows), torch.from_numpy(labels[rows] + known))
 
     none = subset(np.empty(0, np.int64))
-    return Task(index, name, classes, first_class, subset(np.flatnonzero(~held)), none, none)
+    trained = subset(np.flatnonzero(~held))
+    return Experience(index, name, seen[known:], seen[known:], seen, classes, trained, none, none)
 
 
-def fingerprint(task: Task) -> str:
+def fingerprint(task: Experience) -> str:
     """Return a hash of the images and labels that are trained on."""
     pixels = hashlib.sha256(task.train.images.flat.numpy().data).hexdigest()
     return digest([pixels, task.classes, task.train.indices.tolist(), task.train.labels.tolist()])

@@ -12,7 +12,7 @@ import numpy as np
 
 from dualprompt.config import RunConfig, parse
 from dualprompt.data.folder import refuse_case
-from dualprompt.data.stream import TaskStream
+from dualprompt.data.stream import Stream
 from dualprompt.data.views import View
 from dualprompt.errors import DualPromptError
 from dualprompt.files import digest, disk_errors
@@ -106,7 +106,7 @@ def train(
     labels = np.repeat(np.arange(len(classes)), [len(own) for own in classes.values()])
     held = held_out(labels, tuple(classes), config.seed)
     task = task_of(len(model.tasks), name, tuple(classes), len(known), pixels, labels, held)
-    stream = TaskStream((task,), fingerprint(task), ())
+    stream = Stream((task,), fingerprint(task), ())
     folder = work / digest([config_digest(config), stream.fingerprint, foundation.weights.sha256, state_digest(state)])
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)

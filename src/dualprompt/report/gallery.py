@@ -13,7 +13,7 @@ from PIL import Image
 
 from dualprompt.backbones.weights import CheckpointInfo
 from dualprompt.data.gallery import spread
-from dualprompt.data.stream import TaskStream, build_stream
+from dualprompt.data.stream import Stream, build_stream
 from dualprompt.errors import DualPromptError
 from dualprompt.progress import SILENT, Progress
 from dualprompt.report.page import Answer, Card, Item, Shown, Strip, Text
@@ -133,7 +133,7 @@ def _explained(base: Evaluated, best: Evaluated, methods: int) -> str:
     )
 
 
-def _stream(run: Run, progress: Progress) -> TaskStream:
+def _stream(run: Run, progress: Progress) -> Stream:
     """Return the images of a run as it saw them, if they are still the same."""
     manifest, config = run.manifest(), run.config()
     store = view_of(config, CheckpointInfo(**manifest["backbone"])).store
@@ -143,23 +143,21 @@ def _stream(run: Run, progress: Progress) -> TaskStream:
     return stream
 
 
-def _check(evaluated: Sequence[Evaluated], stream: TaskStream) -> None:
+def _check(evaluated: Sequence[Evaluated], stream: Stream) -> None:
     """Refuse predictions that are not of these images."""
     config = evaluated[0].run.config().benchmark
-    subsets = [task.judged(config.evaluate_on) for task in stream.tasks]
+    subsets = [task.judged(config.evaluate_on) for task in stream.experiences]
     truth = np.concatenate([subset.labels.numpy() for subset in subsets])
     for each in evaluated:
         path, answers = each.run.predictions_path, each.answers
         if answers.counts.tolist() != list(map(len, subsets)) or not np.array_equal(answers.truth.numpy(), truth):
             raise DualPromptError(f"{path} is of other images than the run's; restore it, or make the run again")
-        if int(answers.label.max()) >= len(stream.classes) or int(answers.selected.max()) >= len(stream.tasks):
+        if int(answers.label.max()) >= len(stream.classes) or int(answers.selected.max()) >= len(stream.experiences):
             raise DualPromptError(f"{path} names a class or task that there is not; restore it, or make the run again")
 
 
-def _strips(
-    evaluated: Sequence[Evaluated], base: Evaluated, best: Evaluated, stream: TaskStream, most: int
-) -> list[Item]:
-    each = min(EACH, max(1, most // len(stream.tasks)))
+def _strips(evaluated: Sequence[Evaluated], base: Evaluated, best: Evaluated, stream: Stream, most: int) -> list[Item]:
+    each = min(EACH, max(1, most // len(stream.experiences)))
     shown = [one for one in evaluated if one in (base, best)]
     shown += [one for one in evaluated if one not in shown][: METHODS - len(shown)]
     shown = [one for one in evaluated if one in shown]
@@ -167,13 +165,13 @@ def _strips(
     config = best.run.config().benchmark
     pictures, places = [], []
     first = 0
-    for task, rows in zip(stream.tasks, chosen, strict=True):
+    for task, rows in zip(stream.experiences, chosen, strict=True):
         subset = task.judged(config.evaluate_on)
         for row in rows:
             pictures.append(subset.images.image(int(subset.indices[row - first])))
             places.append((task.index, row))
         first += len(subset)
-    cards: dict[int, list[Card]] = {task.index: [] for task in stream.tasks}
+    cards: dict[int, list[Card]] = {task.index: [] for task in stream.experiences}
     for (task, row), picture, jpeg in zip(places, pictures, _encoded(pictures), strict=True):
         answers = tuple(_answer(one, row, task, stream) for one in shown)
         truth = _class(stream, int(best.answers.truth[row]), task)
@@ -204,7 +202,7 @@ def chosen_images(
     return chosen
 
 
-def _answer(evaluated: Evaluated, row: int, task: int, stream: TaskStream) -> Answer:
+def _answer(evaluated: Evaluated, row: int, task: int, stream: Stream) -> Answer:
     answers = evaluated.answers
     said, selected = int(answers.label[row]), int(answers.selected[row])
     remark = f"matched to task {selected + 1}" if selected not in (-1, task) else ""
@@ -212,15 +210,15 @@ def _answer(evaluated: Evaluated, row: int, task: int, stream: TaskStream) -> An
     return Answer(evaluated.name, _class(stream, said, task), percent, bool(answers.right[row]), remark)
 
 
-def _class(stream: TaskStream, number: int, task: int) -> str:
+def _class(stream: Stream, number: int, task: int) -> str:
     """Return the name of a class beside images of a task: without that of its own dataset, with that of another."""
-    owner = next(each for each in stream.tasks if number in each.class_range)
-    name = owner.classes[number - owner.first_class].removeprefix(f"{owner.name}/")
-    return name if owner.index == task else f"{name} (task {owner.index + 1})"
+    owner = next(each for each in stream.experiences if number in each.new_labels)
+    name = stream.classes[number].removeprefix(f"{owner.name}/")
+    return name if number in stream.experiences[task].labels else f"{name} (task {owner.index + 1})"
 
 
-def _title(stream: TaskStream, index: int) -> str:
-    name = stream.tasks[index].name
+def _title(stream: Stream, index: int) -> str:
+    name = stream.experiences[index].name
     return name if name == f"task {index + 1}" else f"task {index + 1}: {Path(name).name}"
 
 

@@ -19,7 +19,7 @@ from dualprompt import __version__
 from dualprompt.backbones.known import EMBEDDED, REPLACED
 from dualprompt.backbones.weights import CheckpointInfo
 from dualprompt.config import RunConfig, parse, read_record, recorded
-from dualprompt.data.stream import TaskStream
+from dualprompt.data.stream import Stream
 from dualprompt.errors import DualPromptError, one_line
 from dualprompt.files import MOST_JSON, disk_errors, read_bytes, reason, write_json
 from dualprompt.metrics import summarise
@@ -72,9 +72,7 @@ class Run:
         return self.folder / "predictions.safetensors"
 
     @classmethod
-    def create(
-        cls, folder: Path, config: RunConfig, stream: TaskStream, weights: CheckpointInfo, precision: str
-    ) -> Run:
+    def create(cls, folder: Path, config: RunConfig, stream: Stream, weights: CheckpointInfo, precision: str) -> Run:
         """Make the directory of a new run and write its manifest."""
         run = cls(folder)
         with disk_errors(folder):
@@ -91,7 +89,7 @@ class Run:
             "threads": torch.get_num_threads(),
             "tasks": [
                 {"name": t.name, "classes": list(t.classes), "train": len(t.train), "test": len(t.test)}
-                for t in stream.tasks
+                for t in stream.experiences
             ],
             "skipped_images": [one_line(str(path)) for path in stream.bad],
             "versions": versions(),

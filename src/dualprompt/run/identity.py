@@ -7,7 +7,7 @@ from typing import Any
 
 from dualprompt.backbones.weights import CheckpointInfo
 from dualprompt.config import EvaluateConfig, RunConfig
-from dualprompt.data.stream import TaskStream
+from dualprompt.data.stream import Stream
 from dualprompt.files import digest
 from dualprompt.run.code import code_of
 
@@ -15,7 +15,7 @@ from dualprompt.run.code import code_of
 CIRCUMSTANCES = {"device", "devices", "nodes", "checkpoint", "compile", "track"}
 # Options that came later: at these values a run is what it was before they existed, and keeps its identity.
 ADDED: dict[str, dict[str, Any]] = {
-    "benchmark": {"test_per_class": None},
+    "benchmark": {"test_per_class": None, "stream": "class"},
     "train": {
         "optimiser": "adam",
         "momentum": 0.9,
@@ -55,7 +55,7 @@ class Identity:
     code: str | None = None  # runs from before it was noted: nobody knows which
 
     @classmethod
-    def of(cls, config: RunConfig, stream: TaskStream, weights: CheckpointInfo) -> Identity:
+    def of(cls, config: RunConfig, stream: Stream, weights: CheckpointInfo) -> Identity:
         """Return the identity of a run of `config` on this stream with these weights, by the code at hand."""
         return cls(config_digest(config), stream.fingerprint, weights.sha256, code_of(config))
 

@@ -45,11 +45,10 @@ def run(context: Context) -> Outcome:
     config = context.config({"method.name": "frozen-head"})
     setup = prepare(config, context.progress)
     spreads, means = [], []
-    for task in setup.stream.tasks:
+    for task in setup.stream.experiences:
         features = F.normalize(setup.feed.features(task.train).float(), dim=-1).cpu().numpy()
-        labels = task.train.labels.numpy() - task.first_class
-        for number, name in enumerate(task.classes):
-            own = features[labels == number]
+        for label, name in zip(task.labels, task.classes, strict=True):
+            own = features[task.train.labels.numpy() == label]
             means.append(own.mean(axis=0))
             spreads.append(Spread(task.name, name, len(own), within_class(own)))
     ranked = sorted(spreads, key=lambda spread: spread.within)

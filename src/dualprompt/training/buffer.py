@@ -75,13 +75,27 @@ class Buffer:
             marked[mine[torch.randperm(count, generator=generator)[:wanted]]] = True
         return marked
 
-    def offer(self, subset: Subset, task: int, note: Asked | None = None, features: Asked | None = None) -> None:
+    def offer(
+        self,
+        subset: Subset,
+        task: int,
+        note: Asked | None = None,
+        features: Asked | None = None,
+        step: int | None = None,
+    ) -> None:
         """Offer each image of a task once, in an order that the seed and the task decide.
 
-        `note` is asked once, about the images that are kept, if the plan wants notes. `features` is asked once, about
-        all of them, if the policy is herding.
+        Args:
+            subset: the images that are offered: all of the task's, or those of one step.
+            task: its number.
+            note: asked once, about the images that are kept, if the plan wants notes.
+            features: asked once, about all of them, if the policy is herding.
+            step: which step of the task it is, if they come by the step.
         """
-        generator = torch.Generator().manual_seed(derive(self.seed, "buffer", task))
+        if self.plan.notes and note is None:
+            raise ValueError("the plan of this buffer asks for notes, but none are offered")
+        place = (task,) if step is None else (task, step)
+        generator = torch.Generator().manual_seed(derive(self.seed, "buffer", *place))
         order = torch.randperm(len(subset), generator=generator)
         before, held = self._subset, len(self)
         labels = torch.cat([before.labels, subset.labels[order]])
@@ -100,13 +114,13 @@ class Buffer:
             kept = torch.cat([others, apart]).sort().values
         self.seen += len(subset)
         old, new = kept[kept < held], kept[kept >= held]
+        if not len(new):  # as with most steps, once many images were seen
+            return
         kept, new = torch.cat([old, new]), order[new - held]
         fresh = Subset(subset.images, subset.indices[new], subset.labels[new])
         notes = None
-        if before.notes is not None:
-            if note is None:
-                raise ValueError("the plan of this buffer asks for notes, but none are offered")
-            notes = _stack(before.notes[old], note(fresh)) if len(fresh) else before.notes[old]
+        if before.notes is not None and note is not None:
+            notes = _stack(before.notes[old], note(fresh))
         images = Images.concat([before.images.select(old), fresh.images.select(fresh.indices)])
         self._hold(images, labels[kept], notes, reserved[kept])
 

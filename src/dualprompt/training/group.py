@@ -23,7 +23,7 @@ from dualprompt.run.folder import Run, config_in
 from dualprompt.run.tracking import require
 from dualprompt.training.distributed import lost_process
 from dualprompt.training.loop import train
-from dualprompt.training.setup import Setup, prepare, refuse_single_classes
+from dualprompt.training.setup import Setup, kind_of, prepare, refuse_single_classes
 from dualprompt.training.watch import Watch
 
 BASELINE = "frozen-head"
@@ -156,7 +156,7 @@ def _refuse_unfit(members: list[Member], first: Setup) -> None:
         refuse_single_classes(options, first.stream)
         if member.config.method not in seen:
             seen.append(member.config.method)
-            METHODS[options.name](options, first.backbones.outline())
+            METHODS[options.name](options, first.backbones.outline()).accept(kind_of(first.stream))
 
 
 def _listed(member: Member) -> dict[str, Any]:
@@ -255,7 +255,7 @@ def _run(members: list[Member], folder: Path, progress: Progress, first: Setup |
             shown = progress if setup.fabric.is_global_zero else SILENT
             with nullcontext() if run.folder == folder else _alone(run.folder):
                 _begin(run, member.config, setup)
-                begun = replace(watch.begin(len(setup.stream.tasks)), number=number + 1)
+                begun = replace(watch.begin(len(setup.stream.experiences)), number=number + 1)
                 shown.receive(RunBegan(begun, str(run.folder)))
                 with run.as_begun(shown), _continued_by(f"dualprompt resume {shlex.quote(str(folder))}"):
                     train(setup, run, shown, watch.learned)

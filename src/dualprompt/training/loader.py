@@ -23,6 +23,7 @@ class LocalBatch:
 
     spec: BatchSpec
     images: int
+    rows: Tensor  # of the whole batch, in the phase's subset
 
 
 class Loader:
@@ -41,6 +42,7 @@ class Loader:
         number: int = 0,
         buffer: Subset | None = None,
         frozen: bool = True,
+        live: bool = False,
     ) -> None:
         """Prepare the batches of a phase, the `number`-th of its task.
 
@@ -52,6 +54,7 @@ class Loader:
             number: which phase of its task it is.
             buffer: images of old tasks that may be replayed.
             frozen: whether known frozen features come with the images.
+            live: whether the buffer changes from step to step, see `replay_from`.
         """
         self.feed, self.subset, self.phase = feed, subset, phase
         self.view = feed.view if phase.augment is None else replace(feed.view, augment=phase.augment)
@@ -64,7 +67,8 @@ class Loader:
         for images in (subset.images, *(() if self.buffer is None else (self.buffer.images,))):
             feed.resident(images)  # now, not in the thread that draws ahead
         self._known = feed.features(subset) if known else None
-        self._known_of_buffer = feed.features(self.buffer) if known and self.buffer is not None else None
+        self._known_of_buffer = feed.features(self.buffer) if known and self.buffer is not None and not live else None
+        self._live = live
 
     @property
     def steps(self) -> int:
@@ -74,7 +78,7 @@ class Loader:
     def epoch(self, epoch: int, start: int = 0) -> Iterator[LocalBatch]:
         """Yield the batches of one epoch from step `start` on; on a GPU the next is drawn while one is worked on."""
         order = self._order(epoch)
-        if self.feed.fabric.device.type != "cuda":
+        if self.feed.fabric.device.type != "cuda" or self._live:
             yield from (self._finish(self._draw(order, epoch, step)) for step in range(start, self.steps))
             return
         with ThreadPoolExecutor(1) as ahead:
@@ -84,6 +88,14 @@ class Loader:
                 if step + 1 < self.steps:
                     waiting.append(ahead.submit(self._draw, order, epoch, step + 1))
                 yield self._finish(drawn)
+
+    def rows(self, epoch: int, step: int) -> Tensor:
+        """Return which images of the subset a step trains on, in all processes."""
+        return self._order(epoch)[step * self.size : (step + 1) * self.size]
+
+    def replay_from(self, buffer: Subset) -> None:
+        """Replay images of this buffer from the next batch on."""
+        self.buffer = buffer if self.phase.replay and len(buffer) else None
 
     def batch(self, spec: BatchSpec) -> Batch:
         """Return the batch of a spec, which is on the device, with those from the buffer."""
@@ -128,7 +140,7 @@ class Loader:
                 own = part if size == len(rows) else local_part(size, fabric.global_rank, fabric.world_size)
                 drawn = self._images(self.buffer, chosen, own, generator)
                 replays.append(self._with_noise(drawn, size, own, noise))
-        return LocalBatch(BatchSpec(main, tuple(replays), torch.tensor(weight)), part.stop - part.start)
+        return LocalBatch(BatchSpec(main, tuple(replays), torch.tensor(weight)), part.stop - part.start, rows)
 
     def _with_noise(self, spec: ImageSpec, size: int, part: slice, generator: torch.Generator) -> ImageSpec:
         """Add this process's part of the phase's noise, drawn for the whole batch."""

@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from dualprompt.config import TrainConfig
-from dualprompt.data.stream import Subset, Task
+from dualprompt.data.stream import Experience, Subset
 from dualprompt.errors import DualPromptError
 from dualprompt.methods.base import Phase, Step, TaskView
 from dualprompt.progress import SILENT, Bar, Loss, Progress, TaskEvaluated, Work
@@ -51,7 +51,7 @@ def train(
     loop = Loop(setup, run, progress, keeps_predictions=True)
     with tracked(run, setup.config.track if loop.writes else (), progress):
         with loop.stop.on_signals():
-            for task in setup.stream.tasks[loop.standing.position.task :]:
+            for task in setup.stream.experiences[loop.standing.position.task :]:
                 loop.learn(task)
                 if learned is not None:
                     learned(loop.standing.position.task)
@@ -65,7 +65,7 @@ def extend(setup: Setup, run: Run, progress: Progress = SILENT) -> None:
     """
     loop = Loop(setup, run, progress)
     with loop.stop.on_signals():
-        for task in setup.stream.tasks:
+        for task in setup.stream.experiences:
             if task.index >= loop.standing.position.task:
                 loop.learn(task)
 
@@ -117,7 +117,7 @@ class Loop:
         """Whether this process is the one that writes files."""
         return self.fabric.is_global_zero
 
-    def learn(self, task: Task) -> None:
+    def learn(self, task: Experience) -> None:
         """Train one task, phase after phase, evaluate all seen tasks, and keep both."""
         own, reserved = self.rehearsal.set_aside(task)
         own, held_out = hold_out(own, self.method.hold_out, self.config.seed, task.index)
@@ -136,7 +136,7 @@ class Loop:
             self.rehearsal.offer(task, "after")
         self._evaluate(task, trained)
 
-    def _phase(self, task: Task, own: Subset, view: TaskView, number: int, phase: Phase, alone: bool) -> int:
+    def _phase(self, task: Experience, own: Subset, view: TaskView, number: int, phase: Phase, alone: bool) -> int:
         """Train for the epochs of a phase, from where the run stands; return the images seen.
 
         Args:
@@ -153,17 +153,28 @@ class Loop:
         optimisers = make_optimisers(self.method, steps, recipe, phase.lr, self.fabric.device)
         self.standing.restore_optimisers(optimisers, resumed)
 
-        held, old = self.rehearsal.held(), [each.train for each in self.setup.stream.tasks if each.index < task.index]
+        held, old = (
+            self.rehearsal.held(),
+            [each.train for each in self.setup.stream.experiences if each.index < task.index],
+        )
         subset = select_subset(self.method, phase, [*old, own], held)
         subset = cut_to_rarest(subset, self.config.seed, task.index) if phase.cut else subset
-        loader = Loader(self.feed, subset, task.index, phase, number, held, self.method.uses_frozen)
+        live = self.rehearsal.by_step(task)
+        if live and not (alone and phase.data == "task"):
+            raise ValueError("a method whose buffer is filled by the step has one phase, on the task's images")
+        loader = Loader(self.feed, subset, task.index, phase, number, held, self.method.uses_frozen, live)
         epochs = phase.epochs_factor * (phase.epochs or self.config.train.epochs)
         self.standing.check_within(epochs, loader.steps)
 
+        if live:
+            self._offer_again(task, loader)
         ready, parameters = self._ready(steps, optimisers, recipe), list(self.method.trainable().values())
         work = PhaseWork(phase, view, recipe, number, epochs, loader, ready, optimisers, parameters)
         step = carried_out(
-            partial(self._step, work), self.fabric, self.config.train.batch_size, record=self.method.capturable
+            partial(self._step, work),
+            self.fabric,
+            self.config.train.batch_size,
+            record=self.method.capturable and not live,
         )
         images = 0
         with self.progress.bar(self._work(task, work, alone)) as bar:
@@ -187,7 +198,7 @@ class Loop:
             for step, loss_of in zip(steps, losses, strict=True)
         ]
 
-    def _epoch(self, task: Task, epoch: int, work: PhaseWork, step: Callable[[BatchSpec], None], bar: Bar) -> int:
+    def _epoch(self, task: Experience, epoch: int, work: PhaseWork, step: Callable[[BatchSpec], None], bar: Bar) -> int:
         """Train on every batch of an epoch, from where the run stands; return the images seen.
 
         Args:
@@ -205,6 +216,8 @@ class Loop:
             for optimiser in work.optimisers.values():
                 set_rates(optimiser, work.recipe, done, work.phase.cycles, work.epochs)
             step(batch.spec)
+            if epoch == 0 and self.rehearsal.by_step(task):
+                work.loader.replay_from(self.rehearsal.offer_step(task, work.loader.subset, batch.rows, number))
             images += batch.images
             bar.advance(batch.images * self.fabric.world_size)
             last = number + 1 == count
@@ -217,6 +230,12 @@ class Loop:
             if stop:
                 raise self.stop.error()
         return images
+
+    def _offer_again(self, task: Experience, loader: Loader) -> None:
+        """Offer the buffer what a resumed run has trained on before, step by step."""
+        position = self.standing.position
+        for step in range(loader.steps if position.epoch else position.step):
+            loader.replay_from(self.rehearsal.offer_step(task, loader.subset, loader.rows(0, step), step))
 
     def _step(self, work: PhaseWork, spec: BatchSpec) -> None:
         """Train on one batch. This only queues work on the device, so that it can be recorded from outside."""
@@ -233,7 +252,7 @@ class Loop:
                 step.after()
             self.loss += total(self.fabric, loss.detach()) / self.fabric.world_size
 
-    def _end_epoch(self, task: Task, epoch: int, work: PhaseWork, bar: Bar) -> None:
+    def _end_epoch(self, task: Experience, epoch: int, work: PhaseWork, bar: Bar) -> None:
         """Read, check and log the mean loss; this is the only time an epoch that a value is read back."""
         self.method.end_epoch(work.task)
         mean = float(self.loss) / work.loader.steps
@@ -249,7 +268,7 @@ class Loop:
             self.run.log(event="epoch", task=task.index + 1, epoch=epoch + 1, loss=mean, **extra)
         self.standing.move(epoch=epoch + 1, step=0)
 
-    def _evaluate(self, task: Task, trained: Trained) -> None:
+    def _evaluate(self, task: Experience, trained: Trained) -> None:
         """Evaluate all seen tasks, where they have images for it, log their scores, and save."""
         subsets = self.setup.evaluated(task.index + 1)
         began, scores, answers = time.monotonic(), list[Score](), None
@@ -270,12 +289,12 @@ class Loop:
         if self.stop.asked:  # during the evaluation
             raise self.stop.error()
 
-    def _room_for_answers(self, task: Task, subsets: list[Subset]) -> Answers | None:
+    def _room_for_answers(self, task: Experience, subsets: list[Subset]) -> Answers | None:
         """Return room for what the finished method answers, image by image."""
-        last = task.index == self.setup.stream.tasks[-1].index
+        last = task.index == self.setup.stream.experiences[-1].index
         return Answers(subsets, self.fabric.device) if self.keeps_predictions and last else None
 
-    def _work(self, task: Task, work: PhaseWork, alone: bool) -> Work:
+    def _work(self, task: Experience, work: PhaseWork, alone: bool) -> Work:
         """Return what is told of a phase, and how much of it was done earlier."""
         position, images = self.standing.position, len(work.loader.subset)
         return Work(
@@ -285,7 +304,7 @@ class Loop:
             done=position.epoch * images + position.step * work.loader.size,
             name=task.name,
             task=task.index + 1,
-            tasks=self.setup.stream.tasks[-1].index + 1,
+            tasks=self.setup.stream.experiences[-1].index + 1,
             phase=None if alone else work.phase.name,
         )
 

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from dualprompt.data.stream import Subset, Task
+from dualprompt.data.stream import Experience, Subset
 from dualprompt.derived import predicting
 from dualprompt.methods.base import Batch, Method
 from dualprompt.training.buffer import Buffer, part
@@ -28,7 +28,7 @@ class Rehearsal:
         """Return the images that may be trained on again; the same object until the next offer."""
         return None if self.buffer is None else self.buffer.as_subset()
 
-    def set_aside(self, task: Task) -> tuple[Subset, Subset | None]:
+    def set_aside(self, task: Experience) -> tuple[Subset, Subset | None]:
         """Return the task's images that are trained on, and all that are reserved from now on, if any are."""
         if self.buffer is None or not self.buffer.plan.reserve:
             return task.train, None
@@ -36,9 +36,19 @@ class Rehearsal:
         reserved = union([*([old] if len(old) else []), part(task.train, apart)])
         return part(task.train, ~apart), reserved
 
-    def offer(self, task: Task, moment: Literal["before", "after"]) -> None:
+    def by_step(self, task: Experience) -> bool:
+        """Return whether images of the task are offered with the step that first trains on them."""
+        return self.buffer is not None and (self.buffer.plan.fill == "step" or not task.border)
+
+    def offer_step(self, task: Experience, subset: Subset, rows: Tensor, step: int) -> Subset:
+        """Let the buffer choose from the images of a step; return what it holds then."""
+        assert self.buffer is not None
+        self.buffer.offer(part(subset, rows), task.index, step=step)
+        return self.buffer.as_subset()
+
+    def offer(self, task: Experience, moment: Literal["before", "after"]) -> None:
         """Let the buffer choose from the task's images, if this is the moment that its plan names."""
-        if self.buffer is not None and self.buffer.plan.fill == moment:
+        if self.buffer is not None and self.buffer.plan.fill == moment and not self.by_step(task):
             note = partial(self._ask, self.method.note) if self.buffer.plan.notes else None
             features = partial(self._ask, self.method.represent) if self.buffer.plan.policy == "herding" else None
             self.buffer.offer(task.train, task.index, note, features)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dualprompt.data.stream import Task
+from dualprompt.data.stream import Experience
 from dualprompt.errors import one_line
 from dualprompt.metrics import summarise
 from dualprompt.run.checkpoint import Position
@@ -13,7 +13,9 @@ from dualprompt.training.evaluate import Score, matches
 from dualprompt.training.setup import Setup
 
 
-def task_line(task: Task, scores: Sequence[Score], trained: float, evaluated: float, images: int) -> dict[str, Any]:
+def task_line(
+    task: Experience, scores: Sequence[Score], trained: float, evaluated: float, images: int
+) -> dict[str, Any]:
     """Return the log's line of a task.
 
     Args:
@@ -49,7 +51,7 @@ def final_result(setup: Setup, position: Position, buffer: dict[str, int] | None
         "backbone": setup.weights.name,
         "recipe": config.train.recipe,
         "seed": config.seed,
-        "tasks": [task.name for task in setup.stream.tasks],
+        "tasks": [task.name for task in setup.stream.experiences],
         **summarise(position.accuracy, matching[-1] if matching else None, images),
         "judged_images": images,
         "accuracy_matrix": position.accuracy,

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from dualprompt.data.images import Images
-from dualprompt.data.stream import Subset, Task
+from dualprompt.data.stream import Experience, Subset
 from dualprompt.methods.base import Batch, Method, Phase, TaskView
 from dualprompt.seeds import derive
 from dualprompt.training.buffer import part
@@ -16,7 +16,7 @@ from dualprompt.training.feed import Feed
 
 
 def task_view(
-    task: Task,
+    task: Experience,
     method: Method,
     feed: Feed,
     reserved: Subset | None,
@@ -37,11 +37,12 @@ def task_view(
     return TaskView(
         index=task.index,
         name=task.name,
-        classes=len(task.classes),
-        first_class=task.first_class,
+        labels=task.labels,
+        new_labels=task.new_labels,
+        seen=task.seen,
         generator=torch.Generator().manual_seed(derive(feed.config.seed, "begin", task.index)),
         queries=partial(feed.features, task.train),
-        labels=task.train.labels.to(feed.fabric.device),
+        targets=task.train.labels.to(feed.fabric.device),
         batches=partial(_batches, method, feed, task.train),
         reserved=partial(_batches, method, feed, reserved),
         held_out=partial(_batches, method, feed, held_out),

@@ -12,10 +12,10 @@ from dualprompt.backbones import weights
 from dualprompt.backbones.base import BackboneFactory
 from dualprompt.backbones.weights import CheckpointInfo
 from dualprompt.config import RunConfig
-from dualprompt.data.stream import Subset, TaskStream, build_stream
+from dualprompt.data.stream import Stream, Subset, build_stream
 from dualprompt.data.views import View
 from dualprompt.errors import DualPromptError
-from dualprompt.methods.base import METHODS, Method, MethodConfig, method_config
+from dualprompt.methods.base import METHODS, Method, MethodConfig, StreamKind, method_config
 from dualprompt.progress import SILENT, Progress
 from dualprompt.run.identity import Identity
 from dualprompt.training.distributed import compute_dtype, launch
@@ -33,7 +33,7 @@ class Setup:
     config: RunConfig
     fabric: Fabric
     method: Method
-    stream: TaskStream
+    stream: Stream
     feed: Feed
     weights: CheckpointInfo
     dtype: torch.dtype
@@ -51,7 +51,7 @@ class Setup:
 
     def evaluated(self, tasks: int) -> list[Subset]:
         """Return the images on which each of the first `tasks` tasks is evaluated."""
-        return [task.judged(self.config.benchmark.evaluate_on) for task in self.stream.tasks[:tasks]]
+        return [task.judged(self.config.benchmark.evaluate_on) for task in self.stream.experiences[:tasks]]
 
 
 def prepare(config: RunConfig, progress: Progress = SILENT, share: Setup | None = None) -> Setup:
@@ -62,7 +62,9 @@ def prepare(config: RunConfig, progress: Progress = SILENT, share: Setup | None 
     options = method_config(config.method)
     if share is not None and _alike(config, share.config):
         refuse_single_classes(options, share.stream)
-        return _ready(config, METHODS[options.name](options, share.backbones), share)
+        method = METHODS[options.name](options, share.backbones)
+        method.accept(kind_of(share.stream))
+        return _ready(config, method, share)
     checkpoint = weights.read(config.backbone.name, progress, config.seed)
     backbones = weights.factory(checkpoint, input_size=config.backbone.input_size, gelu=config.backbone.gelu)
     method = METHODS[options.name](options, backbones)  # before the images are read, since it may refuse
@@ -70,11 +72,17 @@ def prepare(config: RunConfig, progress: Progress = SILENT, share: Setup | None 
     view = view_of(config, info)
     stream = build_stream(config.benchmark, config.seed, view.store, progress)
     refuse_single_classes(options, stream)
+    method.accept(kind_of(stream))
     fabric = share.fabric if share is not None else launch(config)
     dtype = compute_dtype(config, fabric.device)
     backbones.place(fabric.device, dtype)
     feed = Feed(config, view, backbones, fabric, progress if fabric.is_global_zero else SILENT)
     return _ready(config, method, Setup(config, fabric, method, stream, feed, info, dtype, backbones))
+
+
+def kind_of(stream: Stream) -> StreamKind:
+    """Return what a method is told of a stream before it begins."""
+    return StreamKind(stream.returns, stream.bordered)
 
 
 def view_of(config: RunConfig, info: CheckpointInfo) -> View:
@@ -111,14 +119,14 @@ def _worth_compiling(config: RunConfig, method: Method, common: Setup) -> bool:
     """
     if config.compile != "auto":
         return config.compile == "on"
-    images = config.train.epochs * sum(len(task.train) for task in common.stream.tasks)
+    images = config.train.epochs * sum(len(task.train) for task in common.stream.experiences)
     return 2 * images * method.backbone.operations / 400e12 > 600  # seconds at what an H200 reaches
 
 
-def refuse_single_classes(options: MethodConfig, stream: TaskStream) -> None:
+def refuse_single_classes(options: MethodConfig, stream: Stream) -> None:
     """Refuse tasks that teach nothing: among the classes of one task, a single one is always right."""
-    for task in stream.tasks:
-        if len(task.classes) == 1 and not learns_one_class(options):
+    for task in stream.experiences:
+        if len(task.labels) == 1 and not learns_one_class(options):
             raise DualPromptError(
                 f"task {task.index + 1} ('{task.name}') has one class, from which '{options.name}' cannot learn with "
                 f"masked logits; {' or '.join(['give it more classes', *one_class_remedies(options, 'method.')])}"

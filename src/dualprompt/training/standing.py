@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from dualprompt.data.stream import Task
+from dualprompt.data.stream import Experience
 from dualprompt.errors import DualPromptError
 from dualprompt.run.checkpoint import (
     BUFFER,
@@ -37,7 +37,7 @@ class Standing:
         self.every = setup.config.checkpoint.every_seconds
         self.saved_at = time.monotonic()
         self.position, self._resumed = run.checkpoints.last()
-        if self.position.task > setup.stream.tasks[-1].index + 1:
+        if self.position.task > setup.stream.experiences[-1].index + 1:
             raise DualPromptError(f"{run.checkpoints.folder} holds more tasks than the run has; remove the later files")
         self._before = self._on_device(run.checkpoints.after_task(self.position.task - 1))
         if self._before:
@@ -92,10 +92,10 @@ class Standing:
         if not self.writes:
             return
         self.position = replace(self.position, log_bytes=self.run.log_bytes())
-        # The buffer changes between phases only, and in a way that the run repeats when it is resumed.
+        # The buffer changes in a way that the run repeats when it is resumed: it is offered the same images.
         self.run.checkpoints.save_progress(self.position, self.method.state(), self._before, optimisers, loss)
 
-    def save_task(self, task: Task, scores: Sequence[Score]) -> None:
+    def save_task(self, task: Experience, scores: Sequence[Score]) -> None:
         """Keep a task that is learned and evaluated, and stand before the next."""
         self.position = Position(
             task=task.index + 1,

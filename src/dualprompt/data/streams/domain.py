@@ -1,0 +1,36 @@
+"""Domain-incremental: the same classes in every task, in pictures of another kind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dualprompt.config import BenchmarkConfig
+from dualprompt.data.sources import Dataset
+from dualprompt.data.stream import STREAMS, Plan, order_of
+from dualprompt.errors import DualPromptError
+
+
+@STREAMS.register("domain")
+def domain_incremental(config: BenchmarkConfig, seed: int, datasets: Sequence[Dataset]) -> list[Plan]:
+    """Make each dataset or folder of the list a domain; all must have the same classes, by name.
+
+    Classes are numbered as the first of the list has them. "shuffled" permutes the domains.
+    """
+    if not isinstance(config.dataset, list) or len(datasets) < 2:
+        raise DualPromptError(
+            "benchmark.stream: domain needs a list of at least 2 datasets or folders, one for each domain; set "
+            "benchmark.dataset to [A, B, …]"
+        )
+    classes = datasets[0].classes
+    for dataset in datasets[1:]:
+        if strange := sorted(set(classes) ^ set(dataset.classes)):
+            owner, other = (datasets[0], dataset) if strange[0] in classes else (dataset, datasets[0])
+            raise DualPromptError(
+                f"domains have the same classes, but '{strange[0]}' is in '{owner.name}' and not in '{other.name}'; "
+                "add or remove it, or set benchmark.stream: class"
+            )
+    plans = [
+        Plan(dataset.name, place, [dataset.classes.index(name) for name in classes], classes)
+        for place, dataset in enumerate(datasets)
+    ]
+    return [plans[i] for i in order_of(config, seed)(len(plans))]
