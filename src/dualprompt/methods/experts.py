@@ -16,7 +16,8 @@ from typing_extensions import TypeVar
 
 from dualprompt.backbones.base import BackboneSource, Prompts
 from dualprompt.config import LONGEST, WIDEST
-from dualprompt.methods.base import Batch, Defaults, MethodConfig, Phase, TaskView, below, numbered, places
+from dualprompt.methods.base import Batch, Defaults, MethodConfig, Phase, TaskView, below, numbered
+from dualprompt.methods.contract import places
 from dualprompt.methods.heads import GrowingHead
 from dualprompt.methods.prompted import Prompted
 from dualprompt.methods.ridge import Ridge

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dualprompt.derived import Deriving
-from dualprompt.methods.base import places
+from dualprompt.methods.contract import places
 
 
 class GrowingHead(Deriving):

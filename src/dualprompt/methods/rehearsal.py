@@ -9,7 +9,8 @@ from pydantic import Field, field_validator
 from torch import nn
 from typing_extensions import TypeVar
 
-from dualprompt.methods.base import Batch, BufferPlan, Policy, TaskView
+from dualprompt.methods.base import Batch, BufferPlan, TaskView
+from dualprompt.methods.contract import Policy
 from dualprompt.methods.finetune import FineTune, FineTuneConfig
 
 

@@ -30,7 +30,7 @@ from dualprompt.run.identity import config_digest
 from dualprompt.training.distributed import launch
 from dualprompt.training.feed import Feed
 from dualprompt.training.loop import extend
-from dualprompt.training.setup import Setup, learns_one_class, one_class_remedies
+from dualprompt.training.setup import Setup
 
 
 def trained_for(config: RunConfig, epochs: int | None) -> RunConfig:
@@ -56,8 +56,8 @@ def refuse_known(model: Model, classes: Mapping[str, Any], again: bool) -> None:
 
 def refuse_alone(options: MethodConfig, classes: Mapping[str, Any]) -> None:
     """Refuse one class alone where there is nothing to tell it from."""
-    if len(classes) == 1 and not learns_one_class(options):
-        remedies = ["teach it with others", *one_class_remedies(options)]
+    if len(classes) == 1 and not options.learns_one_class:
+        remedies = ["teach it with others", *options.one_class_remedies()]
         raise DualPromptError(
             f"one class alone cannot be learned by '{options.name}' with masked logits; {' or '.join(remedies)}"
         )

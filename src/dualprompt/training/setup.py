@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
-from pydantic import ValidationError
 
 from dualprompt.backbones import weights
 from dualprompt.backbones.base import BackboneFactory
@@ -126,29 +125,11 @@ def _worth_compiling(config: RunConfig, method: Method, common: Setup) -> bool:
 def refuse_single_classes(options: MethodConfig, stream: Stream) -> None:
     """Refuse tasks that teach nothing: among the classes of one task, a single one is always right."""
     for task in stream.experiences:
-        if len(task.labels) == 1 and not learns_one_class(options):
+        if len(task.labels) == 1 and not options.learns_one_class:
             raise DualPromptError(
                 f"task {task.index + 1} ('{task.name}') has one class, from which '{options.name}' cannot learn with "
-                f"masked logits; {' or '.join(['give it more classes', *one_class_remedies(options, 'method.')])}"
+                f"masked logits; {' or '.join(['give it more classes', *options.one_class_remedies('method.')])}"
             )
-
-
-def learns_one_class(options: MethodConfig) -> bool:
-    """Return whether a method learns a task of one class; one that solves for its head says so itself."""
-    return getattr(options, "learns_one_class", options.training_logits == "unmasked")
-
-
-def one_class_remedies(options: MethodConfig, prefix: str = "") -> list[str]:
-    """Return what one may set so that a method learns a task of one class; some methods have no such option."""
-    found = []
-    for key, value in (("training_logits", "unmasked"), ("head", "gaussian")):
-        try:
-            changed = type(options).model_validate(options.model_dump() | {key: value})
-        except ValidationError:  # it has no such option, or refuses this value
-            continue
-        if learns_one_class(changed):
-            found.append(f"set {prefix}{key}: {value}")
-    return found
 
 
 def _alike(one: RunConfig, other: RunConfig) -> bool:

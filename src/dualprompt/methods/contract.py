@@ -1,0 +1,177 @@
+"""What passes between a method and the loop: the task it is shown, the batches, and what it asks for and answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from dualprompt.recipe import Augment
+
+Policy = Literal["reservoir", "balanced", "herding"]
+
+
+@dataclass(frozen=True)
+class TaskView:
+    """What a method may know of the task that it is learning: an experience of the stream.
+
+    Labels are the numbers of classes, in the order in which the stream first brings them.
+    """
+
+    index: int
+    name: str
+    labels: tuple[int, ...]  # of its classes, ascending
+    new_labels: tuple[int, ...]  # those that no earlier task had
+    seen: tuple[int, ...]  # all labels so far, its own among them
+    generator: torch.Generator  # for everything random that the method does at this task's beginning
+    queries: Callable[[], Tensor]  # frozen features of all training images in the test view, (images, dim)
+    targets: Tensor  # (images,) the label of each training image, in the order of `queries`
+    batches: Callable[[], Iterator[Batch]]  # all training images in the test view, in the same order
+    # Images of this task and of old ones, in the test view, that no phase has ever trained on: see BufferPlan.reserve.
+    reserved: Callable[[], Iterator[Batch]] = lambda: iter(())
+    # Images of this task, in the test view, that no phase of it trains on: see Method.hold_out.
+    held_out: Callable[[], Iterator[Batch]] = lambda: iter(())
+    # The images that it is judged on, of all tasks so far: for nobody but who says that it peeks.
+    judged: Callable[[], Iterator[Batch]] = lambda: iter(())
+
+    @property
+    def places(self) -> Tensor:
+        """Where the label of each training image stands among `labels`, (images,)."""
+        return places(self.labels, len(self.seen)).to(self.targets.device)[self.targets]
+
+
+def places(labels: Sequence[int], count: int) -> Tensor:
+    """Return where each of `count` labels stands among `labels`, (count,); −1 for those that are not among them."""
+    found = torch.full((count,), -1)
+    found[list(labels)] = torch.arange(len(labels))
+    return found
+
+
+@dataclass(frozen=True)
+class StreamKind:
+    """What a method is told of a stream before it begins."""
+
+    returns: bool = False  # whether labels come back
+    bordered: bool = True  # whether it is told where a task begins and ends; else images just go on coming
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of training inside a task, with an optimiser of its own. Most methods have one."""
+
+    name: str = "learn"
+    data: Literal["task", "task+buffer", "buffer", "everything"] = "task"  # everything: for the upper bound only
+    balanced: bool = False  # draw every class equally often
+    cut: bool = False  # leave every class as many images, drawn once for the phase, as the rarest has
+    epochs: int | None = None  # None: as many as the recipe says
+    epochs_factor: int = 1  # so many times as many
+    cycles: int = 1  # cosines of the schedule, each twice as long as the one before (SGDR)
+    lr: float | None = None  # learning rate; None: the recipe's
+    replay: int = 0  # batches from the buffer that come with every step, as large as the step's
+    more_replay: tuple[int, ...] = ()  # further ones, of these sizes
+    views: int = 1  # 2: each image comes in two independently augmented views
+    # Values of optimiser and schedule that are the phase's own, as under `train`: {"milestones": (15,)}.
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    augment: Augment | None = None  # None: as the recipe says
+    noise: int = 0  # uniform random numbers that come with each image, replayed ones too
+
+
+@dataclass(frozen=True)
+class Step:
+    """One optimiser step of a batch: what is lowered, by moving which parameters, and how. Most methods have one."""
+
+    loss: Callable[[Batch], Tensor]
+    # What moves, of all that trains: names of parameters or of modules, or a question about a name. None: all of it.
+    parameters: tuple[str, ...] | Callable[[str], bool] | None = None
+    name: str = ""  # steps of one name share an optimiser, and so its momentum
+    optimiser: Literal["adam", "sgd"] | None = None  # None, here and below: as the recipe says
+    lr: float | None = None  # or as the phase says
+    betas: tuple[float, float] | None = None
+    weight_decay: float | None = None
+    clip: float | None = None
+    after: Callable[[], None] | None = None  # called after the optimiser, as for a moving average
+
+    def __post_init__(self) -> None:
+        if "/" in self.name:
+            raise ValueError(f"the name of a step has no slash, as '{self.name}' has: checkpoints name tensors by it")
+
+    def moves(self, name: str) -> bool:
+        """Return whether a parameter is moved, if it trains at all."""
+        if self.parameters is None:
+            return True
+        if callable(self.parameters):
+            return self.parameters(name)
+        return any(name == each or name.startswith(f"{each}.") for each in self.parameters)
+
+    @property
+    def own(self) -> dict[str, Any]:
+        """What it has of its own of the recipe's values."""
+        values = {key: getattr(self, key) for key in ("optimiser", "lr", "betas", "weight_decay", "clip")}
+        return {key: value for key, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class BufferPlan:
+    """How a rehearsal method wants images of old tasks kept. A rehearsal-free method has no plan, and no buffer."""
+
+    size: int  # images
+    policy: Policy
+    # When a task's images are offered: before it is learned, after, or each with the step that first trains on it,
+    # which needs no border. Where borders are unknown, it is always with the step.
+    fill: Literal["before", "after", "step"] = "after"
+    notes: bool = False  # whether the method's `note` of an image is kept with it
+    # Whether some images of every class are set aside when their class comes, and never trained on in any task. The
+    # buffer keeps a tenth of its places for them, or one a class if that is more, but never more than half.
+    reserve: bool = False
+
+    def __post_init__(self) -> None:
+        if self.reserve and (self.policy, self.fill) != ("balanced", "after"):
+            raise ValueError("a buffer that reserves images is balanced, and filled after a task")
+        if self.notes and self.fill == "step":
+            raise ValueError("a buffer with notes is filled before or after a task, not with its steps")
+
+
+@dataclass
+class Batch:
+    """Images and what is already known of them. `images` is only made when a method asks for it."""
+
+    make_images: Callable[[], Tensor]  # normalised, (batch, 3, side, side), in the compute precision
+    labels: Tensor  # (batch,) class numbers of the stream
+    frozen: Tensor | None = None  # frozen features of exactly these images
+    query: Tensor | None = None  # frozen features that stand for these images when keys are trained or matched
+    task: Tensor | None = None  # true task of each image: given to nobody but the oracle
+    make_second: Callable[[], Tensor] | None = None  # the other view, for phases with two
+    replay: tuple[Batch, ...] = ()  # batches from the buffer
+    noted: Tensor | None = None  # of images from the buffer: (batch, columns), NaN where there was no column yet
+    noise: Tensor | None = None  # (batch, phase.noise) uniform in [0, 1)
+
+    @cached_property
+    def images(self) -> Tensor:
+        """The images themselves."""
+        return self.make_images()
+
+    @cached_property
+    def second(self) -> Tensor:
+        """The images in another view."""
+        assert self.make_second is not None
+        return self.make_second()
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Logits of every class seen so far, and the task whose E-Prompt each image used, if any."""
+
+    logits: Tensor  # (batch, classes)
+    selected: Tensor | None = None  # (batch,)
+    similarity: Tensor | None = (
+        None  # (batch,) cosine of the query and the nearest key or class mean of the task it matched
+    )
+
+    def detached(self) -> Prediction:
+        """Return it without the graph that made it."""
+        others = (value if value is None else value.detach() for value in (self.selected, self.similarity))
+        return Prediction(self.logits.detach(), *others)
