@@ -96,7 +96,9 @@ class Method(Deriving, ABC, Generic[C]):
     needs_new_labels: ClassVar[str | None] = "nobody has said what it does with a label that comes back"
     needs_borders: ClassVar[str | None] = "it learns task by task"
 
-    # Of the newest task, for a method that can tell; not kept with its state.
+    # Whether it judges each image of a task by all others, so that none needs to be held out.
+    judges_itself: ClassVar[bool] = False
+    # Of the newest images, for a method that can tell; not kept with its state.
     verdicts: Verdicts | None = None
     trial: Trial | None = None
 

@@ -84,6 +84,7 @@ class DualPromptLDA(Prompted[DualPromptLDAConfig]):
     grid: ClassVar[Grid] = {"train.lr": (0.01, 0.005, 0.02, 0.0025)}
     defaults: ClassVar[Defaults] = {"train": {"lr": 0.01, "lr_scale": "none", "schedule": "cosine"}}
     needs_new_labels = None
+    judges_itself = True
     of_task: ClassVar[OfTask] = {
         **Prompted.of_task,
         "discriminant.means": 0,
@@ -116,6 +117,11 @@ class DualPromptLDA(Prompted[DualPromptLDAConfig]):
         depth = self.backbone.depth
         check_layers("method.e_layers", self.config.e_layers, depth)
         return self.config.e_layers or tuple(range(min(3, depth), depth + 1))
+
+    @property
+    def can_train_prompts(self) -> bool:
+        """Whether the backbone takes prompts."""
+        return bool(self.e_layers)
 
     @property
     def needs_prompts(self) -> bool:
@@ -192,6 +198,20 @@ class DualPromptLDA(Prompted[DualPromptLDAConfig]):
             self._keep_own(precise(own) if own is not None and trained else None, task)
         self.training_prompt = nn.Parameter(self.training_prompt.new_empty(0), requires_grad=False)
         self.training_head.restore([], [], train_old=False)
+        self.drop_derived()
+
+    @property
+    def takes_more(self) -> bool:
+        """Yes: sums do not care in which portions they are made."""
+        return True
+
+    @torch.no_grad()
+    def more(self, task: TaskView) -> None:
+        """Add the images to the sums and solve again; a head on prompted features stays as it is."""
+        frozen, _ = self._read_all(task, None)
+        self.discriminant.include_features(frozen, task)
+        self.freedom += len(frozen)
+        self._solve(precise(frozen), task)
         self.drop_derived()
 
     def _read_all(self, task: TaskView, prompts: Prompts | None) -> tuple[Tensor, Tensor | None]:
