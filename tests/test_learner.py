@@ -640,13 +640,12 @@ def test_what_was_measured_with_a_forgotten_class_is_dropped(world: World, kept:
     label = before["spring"].classes[0]
     learner.forget(label)
     after = {task.name: task for task in learner.tasks}
-    own = [each for each in learner._model.trust[1]["birch"]]
+    own = learner._model.trust[1]["birch"]
     assert (before["spring"].held, after["spring"].held) == (2, len(own)) == (2, 1)
     assert after["spring"].accuracy == 100 * sum(each.ranked[0] == "birch" for each in own)
     assert after["summer"].accuracy == before["summer"].accuracy
-    assert label not in {
-        said for task in learner._model.trust.values() for o in task.values() for e in o for said in e.ranked
-    }
+    said = {name for task in learner._model.trust.values() for own in task.values() for e in own for name in e.ranked}
+    assert label not in said
     assert {task for row in after.values() for task in row.measured} == {2, 3}
 
 
