@@ -24,7 +24,7 @@ from dualprompt.methods.statistics import shrunk, within_class
 from dualprompt.metrics import wilson
 from dualprompt.model.outcomes import Outcome, confusion, renamed, without
 from dualprompt.progress import Advanced, Event, Progress
-from sandbox import World, call
+from sandbox import World, call, write_weights
 
 ALL = ("ash", "birch", "cedar", "elm", "fir", "hazel")
 OPTIONS = {"e_layers": [2, 3], "e_length": 3, "train.batch_size": 4, "train.epochs": 2}
@@ -370,3 +370,25 @@ def test_a_model_of_before_still_loads() -> None:
         assert task.interval is None or task.interval[0] <= (task.accuracy or 0) <= task.interval[1]
     assert learner.info()["threshold_by"] == "user"
     assert replace(learner.tasks[0]).prompts is None
+
+
+def test_backbones_are_compared_and_nothing_is_learned(world: World, tmp_path: Path) -> None:
+    write_weights(tmp_path / "other.safetensors", seed=8)
+    both = f"{world.weights},{tmp_path / 'other.safetensors'}"
+    arguments = ("learn", tmp_path / "model", world.images / "train", "--compare-backbones", both, "--device", "cpu")
+    found = call(*arguments, "--json").json["backbones"]
+    assert {each["backbone"] for each in found} == set(both.split(","))
+    assert found[0]["accuracy"] >= found[1]["accuracy"]
+    learner = empty(world)
+    task = learner.learn(world.images / "train", prompts="never")
+    mine = next(each for each in found if each["backbone"] == str(world.weights))
+    assert (mine["held"], mine["correct"], mine["parameters"]) == (
+        39,
+        task.correct,
+        learner.info()["backbone"]["parameters"],
+    )
+    assert mine["images_per_second"] > 0
+    assert not (tmp_path / "model").exists()
+    assert not list(tmp_path.glob(".*"))
+    assert "nothing was learned" in call(*arguments).out
+    assert "is named twice" in call(*arguments[:4], f"{world.weights},{world.weights}").error
