@@ -21,16 +21,8 @@ def do_compare(options: argparse.Namespace) -> None:
     for each in found:
         accuracy = "–" if each.accuracy is None else f"{each.accuracy:.1f} %"
         interval = "–" if each.interval is None else "{:.0f}–{:.0f}".format(*each.interval)
-        size = f"{each.parameters:,}"
-        cells = (
-            each.backbone,
-            size,
-            f"{each.side}",
-            f"{each.images_per_second:.1f}",
-            accuracy,
-            f"{each.held}",
-            interval,
-        )
+        made = (each.backbone, f"{each.parameters:,}", f"{each.side}", f"{each.images_per_second:.1f}")
+        cells = (*made, accuracy, f"{each.held}", interval)
         table.add_row(*map(Text, cells))
     message = "each image was judged by all others; nothing was learned: give --backbone to a new model"
     emit(options, {"backbones": [each.to_dict() for each in found]}, table, message)
