@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -156,7 +157,7 @@ def main() -> None:
             rows.append(row(folder, each, options))
             about = {"dualprompt": __version__, "backbone": options.backbone, "seed": options.seed}
             options.out.write_text(json.dumps({**about, "prompts": options.prompts, "rows": rows}, indent=1) + "\n")
-    print(table(rows))
+    sys.stdout.write(table(rows) + "\n")
 
 
 if __name__ == "__main__":
