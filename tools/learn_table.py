@@ -44,9 +44,9 @@ def split(folder: Path, test: int, seed: int) -> tuple[Pictures, Pictures]:
 
 
 def stacked(learner: ContinualLearner, shown: Pictures) -> tuple[np.ndarray, Tensor]:
-    """Return the pixels of all images, and the place of each class among those known."""
+    """Return the pixels of all images, and the number of each one's class."""
     pixels = np.stack([learner.pixels(image) for own in shown.values() for image in own])
-    return pixels, torch.tensor([learner.classes.index(label) for label, own in shown.items() for _ in own])
+    return pixels, torch.arange(len(shown)).repeat_interleave(torch.tensor([len(own) for own in shown.values()]))
 
 
 @torch.inference_mode()
@@ -93,30 +93,55 @@ def logistic(train: Tensor, labels: Tensor, test: Tensor, strength: float = 1.0)
     return F.linear(asked, weight, bias).argmax(dim=1).detach()
 
 
-def row(folder: Path, each: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Return how all do with so many images a class."""
+def rows_of(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return how all do on the images of a folder, a row for each number of images a class."""
     train, test = split(folder, options.test, options.seed)
-    train = {label: images[:each] for label, images in train.items()}
-    learner = ContinualLearner(options.backbone, device=options.device)
-    names = list(train)
+    train = {label: images[: max(options.each)] for label, images in train.items()}
+    reader = ContinualLearner(options.backbone, device=options.device)
+    shown, asked = stacked(reader, train), stacked(reader, test)
+    shown, asked = [(features(reader, pixels), labels) for pixels, labels in (shown, asked)]
+    return [row(folder.name, each, train, shown, asked, options) for each in options.each]
+
+
+def row(
+    name: str,
+    each: int,
+    train: Pictures,
+    shown: tuple[Tensor, Tensor],
+    asked: tuple[Tensor, Tensor],
+    options: argparse.Namespace,
+) -> dict[str, Any]:
+    """Return how all do with so many images a class.
+
+    Args:
+        name: what the images are called.
+        each: images a class that are taught.
+        train: the training images.
+        shown: their features and labels.
+        asked: those of the test images.
+        options: of the command.
+    """
+    learner, names = ContinualLearner(options.backbone, device=options.device), list(train)
     began = time.monotonic()
     with Terminal() as terminal:
         for part in np.array_split(np.arange(len(names)), options.lessons):
-            learner.learn({names[i]: train[names[i]] for i in part}, prompts=options.prompts, progress=terminal)
-    seconds = time.monotonic() - began
-    (shown, labels), (asked, truth) = stacked(learner, train), stacked(learner, test)
-    answers = torch.tensor([learner.classes.index(answer.top[0].label) for answer in learner.predict_pixels(asked, 1)])
-    found = {"learn": answers, **baselines(features(learner, shown), labels, features(learner, asked))}
+            own = {names[i]: train[names[i]][:each] for i in part}
+            learner.learn(own, prompts="never", progress=terminal)
+    seconds, method = time.monotonic() - began, learner._model.method
+    assert isinstance(method, DualPromptLDA)
+    taken = torch.cat([(shown[1] == label).nonzero()[:each, 0] for label in range(len(names))])
+    test, truth = asked
+    found = {"learn": method.head.predict(test.float()).argmax(dim=1)}
+    found |= baselines(shown[0][taken], shown[1][taken], test)
     right = {name: int((said == truth).sum()) for name, said in found.items()}
     return {
-        "folder": folder.name,
+        "folder": name,
         "classes": len(names),
         "each": each,
         "lessons": options.lessons,
         "test": len(truth),
         "seconds": round(seconds, 1),
         "said": [round(task.accuracy, 1) for task in learner.tasks if task.accuracy is not None],
-        "prompts": [task.prompts.why for task in learner.tasks if task.prompts is not None],
         "correct": right,
         "accuracy": {name: round(100 * count / len(truth), 1) for name, count in right.items()},
         "interval": {name: [round(end, 1) for end in wilson(count, len(truth))] for name, count in right.items()},
@@ -146,17 +171,15 @@ def main() -> None:
     parser.add_argument("--each", type=int, nargs="+", default=[5, 20], help="images a class that are taught")
     parser.add_argument("--lessons", type=int, default=2)
     parser.add_argument("--test", type=int, default=20, help="images a class set aside where there is no split")
-    parser.add_argument("--prompts", choices=("auto", "always", "never"), default="never")
     parser.add_argument("--backbone", default="embedded")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for folder in options.folders:
-        for each in options.each:
-            rows.append(row(folder, each, options))
-            about = {"dualprompt": __version__, "backbone": options.backbone, "seed": options.seed}
-            options.out.write_text(json.dumps({**about, "prompts": options.prompts, "rows": rows}, indent=1) + "\n")
+        rows += rows_of(folder, options)
+        about = {"dualprompt": __version__, "backbone": options.backbone, "seed": options.seed}
+        options.out.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
     sys.stdout.write(table(rows) + "\n")
 
 
