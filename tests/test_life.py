@@ -21,8 +21,8 @@ from sandbox import CLASSES, World, pictures
 
 PROMPTS = {"g_layers": [1], "e_layers": [2, 3], "g_length": 2, "e_length": 2, "train.batch_size": 8, "train.epochs": 1}
 METHODS: dict[str, dict[str, Any]] = {
-    "lda": {},
-    "ranpac": {"projection": 24},
+    "dualprompt-lda": {},
+    "ridge": {},
     "dualprompt-rp": {**PROMPTS, "projection": 24},
     "dualprompt": {**PROMPTS, "align_steps": 5},
 }
