@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from dualprompt import sharded
 from dualprompt.errors import DualPromptError
 from dualprompt.files import refuse_links
 from dualprompt.methods.base import METHODS
@@ -139,6 +140,7 @@ class ContinualLearner:
         work: str | Path | None = None,
         prompts: Prompting = "auto",
         minutes: float | None = None,
+        over: sharded.Map | None = None,
     ) -> TaskInfo:
         """Learn a new task: a folder of class folders, a mapping from classes to images, or a dataset.
 
@@ -148,8 +150,9 @@ class ContinualLearner:
         images instead, at most 10 and none where there are fewer than 5. A class that is known already is refused, or
         with `again` learned once more, as a further expert for the same label. Images that cannot be read are refused,
         or with `skip_bad` left out and noted in `progress`. If anything goes wrong, the model stays as it is.
-        With `work`, a folder, learning that was interrupted goes on from its last checkpoint when it is asked for
-        again; the folder is yours to remove afterwards.
+        `over` maps a function over shards of the images, as `map` does here and `sweeps.cluster.shards_on` on many
+        machines, which must see the files; then no prompts are trained. With `work`, a folder, learning that was
+        interrupted goes on from its last checkpoint when it is asked for again; the folder is yours to remove then.
         """
         with self._changing:
             model = self._model
@@ -158,6 +161,10 @@ class ContinualLearner:
             teaching.refuse_alone(self._base.options, classes)
             task_name = free_name(name, data, model.tasks, model.next_id)
             config = teaching.trained_for(self._base.config, epochs)
+            if over is not None:
+                learned = sharded.learn(self._base, model, task_name, classes, over, progress, skip_bad)
+                self._change(learned, f"learned '{task_name}'")
+                return learned.tasks[-1]
             classes, pixels = teaching.read_classes(self._base.view, classes, skip_bad, progress)
             with tempfile.TemporaryDirectory(prefix="dualprompt-") as temporary:
                 place = Path(temporary if work is None else work)
