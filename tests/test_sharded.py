@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,7 @@ import torch
 from dualprompt import sharded
 from dualprompt.errors import DualPromptError
 from dualprompt.learner import ContinualLearner
-from sandbox import CLASSES, World, call, pictures
+from sandbox import CLASSES, World, call, pictures, shell
 
 FIRST, SECOND = CLASSES[:3], CLASSES[3:]
 
@@ -69,7 +69,7 @@ def test_methods_that_must_see_the_images_are_refused(world: World) -> None:
 def test_another_backbone_elsewhere_is_refused(world: World) -> None:
     learner = made(world)
 
-    def stranger(see: object, shards: Iterator[sharded.Shard]) -> Iterator[sharded.Seen]:
+    def stranger(see: object, shards: Iterable[sharded.Shard]) -> Iterator[sharded.Seen]:
         for shard in shards:
             yield sharded.Seen(np.zeros((len(shard.images), 32), np.float32), {}, "0" * 64)
 
@@ -78,17 +78,15 @@ def test_another_backbone_elsewhere_is_refused(world: World) -> None:
 
 
 @pytest.mark.xdist_group("ray")
-def test_ray_makes_the_same_model(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_makes_the_same_model(world: World, tmp_path: Path) -> None:
     pytest.importorskip("ray")
-    token = tmp_path / "token"
+    token = tmp_path / "token"  # Ray would make one in the user's home
     token.write_text(secrets.token_hex(32))
-    for name, value in {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token"}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
+    ray = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
     folder, common = world.images / "train", ("--backbone", world.weights, "--device", "cpu")
     alone, apart = tmp_path / "alone", tmp_path / "apart"
     assert call("learn", alone, folder, *common, "--prompts", "never").code == 0
-    told = call("learn", apart, folder, *common, "--json", "--ray")
+    told = shell("learn", apart, folder, *common, "--json", "--ray", **ray)
     assert told.code == 0, told.err
     assert told.json["learned"]["images"] == 39
     one, other = ContinualLearner.load(alone, "cpu"), ContinualLearner.load(apart, "cpu")

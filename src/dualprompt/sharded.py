@@ -6,6 +6,7 @@ machines may share them, and the model is the one that a single process would ha
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -61,11 +62,10 @@ def see(shard: Shard) -> Seen:
 
 
 def _features(foundation: Foundation, method: Method, pixels: np.ndarray) -> Tensor:
-    network = torch.from_numpy(pixels).to(foundation.device).permute(0, 3, 1, 2).float() / 255
-    mean, std = (
-        torch.tensor(values, device=foundation.device) for values in (foundation.view.mean, foundation.view.std)
-    )
-    shown = normalise(network, mean, std).to(foundation.backbones.dtype)
+    device, view = foundation.device, foundation.view
+    mean, std = (torch.tensor(values, device=device) for values in (view.mean, view.std))
+    raw = torch.from_numpy(pixels).to(device).permute(0, 3, 1, 2).float() / 255
+    shown = normalise(raw, mean, std).to(foundation.backbones.dtype)
     with torch.inference_mode():
         found = method.observe(Batch(lambda: shown, torch.zeros(len(pixels), dtype=torch.int64)))
     if found is None:
@@ -76,9 +76,7 @@ def _features(foundation: Foundation, method: Method, pixels: np.ndarray) -> Ten
 
 @lru_cache(maxsize=1)
 def _built(made_of: str) -> tuple[Foundation, Method]:
-    from dualprompt.files import parse_json
-
-    foundation = foundations.build(**parse_json(made_of))
+    foundation = foundations.build(**json.loads(made_of))
     return foundation, foundation.method().eval()
 
 
@@ -135,8 +133,8 @@ def _seen(
         for seen in over(see, _shards(foundation, [image for _, image in labelled])):
             if seen.weights != foundation.weights.sha256:
                 raise DualPromptError(
-                    f"a machine has another backbone than '{foundation.weights.name}' (its SHA-256 differs); put the same "
-                    "file everywhere"
+                    f"a machine has another backbone than '{foundation.weights.name}' (its SHA-256 differs); put the "
+                    "same file everywhere"
                 )
             faults |= {first + row: fault for row, fault in seen.faults.items()}
             features.append(torch.from_numpy(seen.features))
@@ -162,8 +160,6 @@ def _absolute(image: ImageLike) -> ImageLike:
 
 
 def _shards(foundation: Foundation, images: Sequence[ImageLike]) -> Iterator[Shard]:
-    import json
-
     config = foundation.config
     made_of: dict[str, Any] = {
         "values": {"method": foundation.options.model_dump(mode="json"), "train": config.train.model_dump(mode="json")},

@@ -9,13 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dualprompt.commands.common import DEVICE, Commands, Do, Parser, emit
+from dualprompt.commands.common import DEVICE, Commands, Do, Parser, emit, ray_address
 from dualprompt.errors import DualPromptError, InterruptedRunError
 from dualprompt.progress import counted
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from dualprompt import sharded
     from dualprompt.learner import Answer, ContinualLearner, TaskInfo
 
 LEARN = """\
@@ -71,6 +72,15 @@ def add(commands: Commands) -> None:
     learn.add_argument("--backbone", help="of a new model: embedded, a known name, a hub id, or a weights file")
     learn.add_argument("--prompts", choices=("auto", "always", "never"), default="auto", help=PROMPTS)
     learn.add_argument("--minutes", type=float, help="that training prompts may take (default: 2 for auto)")
+    learn.add_argument(
+        "--ray",
+        nargs="?",
+        const="local",
+        type=ray_address,
+        metavar="ADDRESS",
+        help="let the Ray cluster at HOST:PORT, or auto, look at the images, which all its machines must see; without "
+        "an address a new one, of all cores of this machine. No prompts are trained",
+    )
     learn.add_argument("--method", help="of a new model: see `dualprompt list methods` (default: dualprompt-lda)")
     learn.add_argument("--input-size", type=int, help="of a new model: pixels a side (default: the checkpoint's)")
     learn.add_argument("--seed", type=int, help="of a new model (default: 0)")
@@ -143,6 +153,7 @@ def do_learn(options: argparse.Namespace) -> None:
     with contextlib.ExitStack() as stack:
         stack.enter_context(held(work))  # of a model that does not exist yet there is nothing else to hold
         learner = stack.enter_context(changed(options)) if exists else ContinualLearner(device=options.device, **given)
+        over = stack.enter_context(on_ray(options)) if options.ray else None
         terminal = stack.enter_context(Terminal())
         try:
             task = learner.learn(
@@ -155,6 +166,7 @@ def do_learn(options: argparse.Namespace) -> None:
                 work=work,
                 prompts=options.prompts,
                 minutes=options.minutes,
+                over=over,
             )
         except InterruptedRunError as error:
             raise InterruptedRunError(f"{error}; the model is as before; give the same command to go on") from None
@@ -171,6 +183,16 @@ def do_learn(options: argparse.Namespace) -> None:
     messages.append(threshold_words(learner))
     value = {"model": str(options.model), "learned": task.to_dict(), **learner.info()}
     emit(options, value, tasks_table(learner), *messages)
+
+
+def on_ray(options: argparse.Namespace) -> contextlib.AbstractContextManager[sharded.Map]:
+    """Return what maps a function over shards of images on a Ray cluster."""
+    from dualprompt.sweeps.cluster import shards_on
+
+    if options.prompts == "always" or options.minutes is not None:
+        flag = "--minutes" if options.minutes is not None else "--prompts always"
+        raise DualPromptError(f"{flag} cannot go with --ray, where no prompts are trained; leave one of them out")
+    return shards_on(options.ray)
 
 
 def accuracy_words(task: TaskInfo) -> str:

@@ -155,7 +155,8 @@ class _Cluster:
         return error, details
 
 
-Given, Made = TypeVar("Given"), TypeVar("Made")
+Given = TypeVar("Given")
+Made = TypeVar("Made")
 
 
 @contextlib.contextmanager
