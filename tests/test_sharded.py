@@ -82,11 +82,12 @@ def test_ray_makes_the_same_model(world: World, tmp_path: Path) -> None:
     pytest.importorskip("ray")
     token = tmp_path / "token"  # Ray would make one in the user's home
     token.write_text(secrets.token_hex(32))
-    ray = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
     folder, common = world.images / "train", ("--backbone", world.weights, "--device", "cpu")
     alone, apart = tmp_path / "alone", tmp_path / "apart"
     assert call("learn", alone, folder, *common, "--prompts", "never").code == 0
-    told = shell("learn", apart, folder, *common, "--json", "--ray", **ray)
+    told = shell(
+        "learn", apart, folder, *common, "--json", "--ray", RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(token)
+    )
     assert told.code == 0, told.err
     assert told.json["learned"]["images"] == 39
     one, other = ContinualLearner.load(alone, "cpu"), ContinualLearner.load(apart, "cpu")

@@ -9,14 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dualprompt.commands.common import DEVICE, Commands, Do, Parser, emit, ray_address
+from dualprompt.commands.common import DEVICE, Commands, Do, Parser, add_shards, emit, shards
 from dualprompt.errors import DualPromptError, InterruptedRunError
 from dualprompt.progress import counted
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from dualprompt import sharded
     from dualprompt.learner import Answer, ContinualLearner, TaskInfo
 
 LEARN = """\
@@ -72,15 +71,7 @@ def add(commands: Commands) -> None:
     learn.add_argument("--backbone", help="of a new model: embedded, a known name, a hub id, or a weights file")
     learn.add_argument("--prompts", choices=("auto", "always", "never"), default="auto", help=PROMPTS)
     learn.add_argument("--minutes", type=float, help="that training prompts may take (default: 2 for auto)")
-    learn.add_argument(
-        "--ray",
-        nargs="?",
-        const="local",
-        type=ray_address,
-        metavar="ADDRESS",
-        help="let the Ray cluster at HOST:PORT, or auto, look at the images, which all its machines must see; without "
-        "an address a new one, of all cores of this machine. No prompts are trained",
-    )
+    add_shards(learn)
     learn.add_argument("--method", help="of a new model: see `dualprompt list methods` (default: dualprompt-lda)")
     learn.add_argument("--input-size", type=int, help="of a new model: pixels a side (default: the checkpoint's)")
     learn.add_argument("--seed", type=int, help="of a new model (default: 0)")
@@ -153,7 +144,7 @@ def do_learn(options: argparse.Namespace) -> None:
     with contextlib.ExitStack() as stack:
         stack.enter_context(held(work))  # of a model that does not exist yet there is nothing else to hold
         learner = stack.enter_context(changed(options)) if exists else ContinualLearner(device=options.device, **given)
-        over = stack.enter_context(on_ray(options)) if options.ray else None
+        over = stack.enter_context(shards(options))
         terminal = stack.enter_context(Terminal())
         try:
             task = learner.learn(
@@ -183,16 +174,6 @@ def do_learn(options: argparse.Namespace) -> None:
     messages.append(threshold_words(learner))
     value = {"model": str(options.model), "learned": task.to_dict(), **learner.info()}
     emit(options, value, tasks_table(learner), *messages)
-
-
-def on_ray(options: argparse.Namespace) -> contextlib.AbstractContextManager[sharded.Map]:
-    """Return what maps a function over shards of images on a Ray cluster."""
-    from dualprompt.sweeps.cluster import shards_on
-
-    if options.prompts == "always" or options.minutes is not None:
-        flag = "--minutes" if options.minutes is not None else "--prompts always"
-        raise DualPromptError(f"{flag} cannot go with --ray, where no prompts are trained; leave one of them out")
-    return shards_on(options.ray)
 
 
 def accuracy_words(task: TaskInfo) -> str:
