@@ -215,6 +215,17 @@ def test_commands(world: World, tmp_path: Path) -> None:
     assert call("info", model, "--json").json["classes"] == ["[red] rowan", "birch", "cedar", "elm", "fir"]
 
 
+def test_images_of_a_merged_class_go_where_they_fit(world: World) -> None:
+    learner = taught(world, "lda")
+    learner.merge(["ash", "elm"], "tree")
+    before = {task.name: task.images for task in learner.tasks}
+    learner.more({"tree": pictures(world, "elm")})
+    after = {task.name: task.images for task in learner.tasks}
+    assert after["second"] - before["second"] > after["first"] - before["first"]
+    learner.more({"tree": pictures(world, "ash")})
+    assert {task.name: task.images for task in learner.tasks}["first"] > after["first"] + 3
+
+
 def test_accuracy_is_of_all_images_held_out(world: World) -> None:
     learner = taught(world, "lda")
     before = learner.tasks[0]

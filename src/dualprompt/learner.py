@@ -32,10 +32,10 @@ from dualprompt.model import card, changing, foundation, hub, predicting, saved,
 from dualprompt.model.forgetting import forget
 from dualprompt.model.foundation import Foundation, Model
 from dualprompt.model.images import Data, ImageLike, gather, listed, named, pixels_of, read_all
-from dualprompt.model.names import Kind, free_name
+from dualprompt.model.names import Kind, few, free_name
 from dualprompt.model.prompting import Prompting, teach
 from dualprompt.model.results import Answer, Calibration, Evaluation, Level, Score, TaskInfo, Threshold
-from dualprompt.progress import SILENT, Progress
+from dualprompt.progress import SILENT, Progress, counted
 from dualprompt.values import merge, nested
 
 __all__ = ["Answer", "Calibration", "ContinualLearner", "Evaluation", "ImageLike", "Level", "Score", "TaskInfo"]
@@ -188,7 +188,7 @@ class ContinualLearner:
                 return (self.learn(data, again=True, progress=progress, skip_bad=skip_bad),)
             classes, pixels = teaching.read_classes(self._base.view, classes, skip_bad, progress)
             changed, tasks = changing.more(self._base, model, classes, pixels, progress)
-            self._change(changed, f"added {len(pixels)} images of {', '.join(classes)}")
+            self._change(changed, f"added {counted(len(pixels), 'image')} of {few(classes)}")
             return tasks
 
     def rename(self, old: str, new: str) -> None:
@@ -199,8 +199,7 @@ class ContinualLearner:
     def merge(self, classes: Sequence[str], into: str) -> None:
         """Make several classes one, called `into`: their probabilities add up, and all others stay what they are."""
         with self._changing:
-            names = ", ".join(classes)
-            self._change(changing.merge(self._base, self._model, classes, into), f"merged {names} into '{into}'")
+            self._change(changing.merge(self._base, self._model, classes, into), f"merged {few(classes)} into '{into}'")
 
     def _change(self, model: Model, done: str) -> None:
         self._model = model
