@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dualprompt.commands.common import DEVICE, Commands, Do, Parser, add_shards, emit, shards
+from dualprompt.commands.compare import do_compare
 from dualprompt.errors import DualPromptError, InterruptedRunError
 from dualprompt.progress import counted
 
@@ -27,6 +28,7 @@ Interrupted learning goes on when the same command is given again; until it is c
 examples:
   dualprompt learn my-model photos/january
   dualprompt learn my-model photos/march --prompts always --minutes 30
+  dualprompt learn my-model photos/january --compare-backbones embedded,dinov2-s14
   dualprompt learn my-model photos/february --name "February" --epochs 10
   dualprompt learn other-model photos/january --backbone dinov2-s14 --method.e_length 10 --train.lr 0.002
 """
@@ -41,6 +43,7 @@ examples:
   dualprompt predict my-model a.jpg b.png --top-k 3 --json
 """
 
+COMPARE = "learn nothing: size, speed and accuracy of backbones on this folder (default: those that are at hand)"
 PROMPTS = "train prompts where they win on held-out images (auto, the default), always, or never"
 
 CALIBRATE = """\
@@ -69,6 +72,7 @@ def add(commands: Commands) -> None:
     learn.add_argument("--again", action="store_true", help="learn known classes once more, as further experts")
     learn.add_argument("--skip-bad", action="store_true", help="leave out images that cannot be read, and say which")
     learn.add_argument("--backbone", help="of a new model: embedded, a known name, a hub id, or a weights file")
+    learn.add_argument("--compare-backbones", nargs="?", const="", metavar="A,B", help=COMPARE)
     learn.add_argument("--prompts", choices=("auto", "always", "never"), default="auto", help=PROMPTS)
     learn.add_argument("--minutes", type=float, help="that training prompts may take (default: 2 for auto)")
     add_shards(learn)
@@ -126,6 +130,9 @@ def do_learn(options: argparse.Namespace) -> None:
     from dualprompt.learner import ContinualLearner
     from dualprompt.model.saved import held, is_model, refuse_other
 
+    if options.compare_backbones is not None:
+        do_compare(options)
+        return
     made_of = {"backbone": options.backbone, "method": options.method}
     made_of |= {"input_size": options.input_size, "seed": options.seed}
     given = {key: value for key, value in made_of.items() if value is not None}
