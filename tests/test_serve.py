@@ -26,13 +26,13 @@ pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 httpx = pytest.importorskip("httpx", reason="httpx is not installed")
 
 from dualprompt.errors import DualPromptError  # noqa: E402
+from dualprompt.inbound.guard import Rules  # noqa: E402
+from dualprompt.inbound.limits import Limits, Refusal  # noqa: E402
+from dualprompt.inbound.pictures import split_names  # noqa: E402
 from dualprompt.learner import ContinualLearner  # noqa: E402
 from dualprompt.serve.batching import Batcher  # noqa: E402
-from dualprompt.serve.guard import Rules  # noqa: E402
 from dualprompt.serve.jobs import Job  # noqa: E402
-from dualprompt.serve.limits import Limits, Refusal  # noqa: E402
 from dualprompt.serve.model import ServedModel  # noqa: E402
-from dualprompt.serve.pictures import split_names  # noqa: E402
 from dualprompt.serve.teach import Reporter  # noqa: E402
 
 pytestmark = pytest.mark.anyio

@@ -20,8 +20,8 @@ pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 
 from dualprompt.errors import DualPromptError
 from dualprompt.files import held, write_json
+from dualprompt.inbound.limits import Limits
 from dualprompt.serve.jobs import Job, Jobs
-from dualprompt.serve.limits import Limits
 from dualprompt.serve.model import ServedModel
 from dualprompt.serve.places import JobFolders
 from dualprompt.serve.teach import Reporter, teach

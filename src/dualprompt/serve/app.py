@@ -16,9 +16,9 @@ from starlette.exceptions import HTTPException
 
 from dualprompt import __version__
 from dualprompt.errors import DualPromptError
-from dualprompt.serve.guard import Guard, answer_refusal
+from dualprompt.inbound.guard import Guard, answer_refusal
+from dualprompt.inbound.limits import Refusal
 from dualprompt.serve.jobs import Job
-from dualprompt.serve.limits import Refusal
 from dualprompt.serve.model import ServedModel, describe
 from dualprompt.serve.schema import PREDICT, REFUSALS, TEACH, docs_page
 from dualprompt.serve.service import Service, Settings
@@ -42,7 +42,7 @@ def create_app(model: ServedModel, settings: Settings) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.service = service
-    app.add_middleware(Guard, rules=settings.rules, metrics=service.metrics, most=settings.limits.requests)
+    app.add_middleware(Guard, rules=settings.rules, observe=service.metrics.observe, most=settings.limits.requests)
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
 
     # The guard looks at the token, before anything of a request is read; these only tell it to readers of the schema.

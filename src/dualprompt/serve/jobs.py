@@ -19,9 +19,9 @@ from pydantic import Field, FiniteFloat, TypeAdapter
 
 from dualprompt.errors import DualPromptError
 from dualprompt.files import write_json
-from dualprompt.serve.limits import Limits, Refusal, busy
+from dualprompt.inbound.limits import Limits, Refusal, busy
+from dualprompt.inbound.pictures import Picture, short
 from dualprompt.serve.model import ServedModel
-from dualprompt.serve.pictures import Picture, short
 from dualprompt.serve.places import LAST_JOB, JobFolders, read_record
 from dualprompt.serve.teach import LEARNED, LEARNED_KIND, LESSON, Lesson
 

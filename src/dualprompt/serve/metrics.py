@@ -28,6 +28,11 @@ class Metrics:
         )
         self.queue = Gauge("dualprompt_queue_images", "Images that wait for the network", registry=self.registry)
 
+    def observe(self, method: str, route: str, status: int, seconds: float) -> None:
+        """Count a request that was answered."""
+        self.requests.labels(method, route, status).inc()
+        self.seconds.labels(route).observe(seconds)
+
     def watch(self, model: ServedModel, jobs: Jobs) -> None:
         """Also show the model's version and the jobs."""
         self.registry.register(_State(model, jobs))

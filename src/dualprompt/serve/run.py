@@ -14,12 +14,12 @@ import uvicorn
 from fastapi import FastAPI
 
 from dualprompt.errors import DualPromptError
+from dualprompt.inbound.guard import Rules, is_loopback
+from dualprompt.inbound.limits import Limits
+from dualprompt.inbound.wire import ACCEPTED_AT_ONCE, connection_class, log_sparingly, within_files
 from dualprompt.serve.app import create_app
-from dualprompt.serve.guard import Rules, is_loopback
-from dualprompt.serve.limits import Limits
 from dualprompt.serve.model import ServedModel
 from dualprompt.serve.service import Settings
-from dualprompt.serve.wire import ACCEPTED_AT_ONCE, connection_class, log_sparingly, within_files
 
 TOKEN = "DUALPROMPT_TOKEN"
 SHORTEST_TOKEN = 16

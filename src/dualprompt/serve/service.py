@@ -13,17 +13,17 @@ from typing import Any, TypeVar
 import numpy as np
 from starlette.requests import Request
 
+from dualprompt.inbound.decoding import Decoders
+from dualprompt.inbound.guard import Rules
+from dualprompt.inbound.limits import Limits, Refusal, busy
+from dualprompt.inbound.pictures import Picture, check_label, open_picture, split_names, unpack
+from dualprompt.inbound.uploads import Allowance, Part, read
 from dualprompt.learner import ContinualLearner
 from dualprompt.model.names import Kind
 from dualprompt.serve.batching import Batcher
-from dualprompt.serve.decoding import Decoders
-from dualprompt.serve.guard import Rules
 from dualprompt.serve.jobs import Job, Jobs
-from dualprompt.serve.limits import Limits, Refusal, busy
 from dualprompt.serve.metrics import Metrics
 from dualprompt.serve.model import ServedModel, Versioned
-from dualprompt.serve.pictures import Picture, check_label, open_picture, split_names, unpack
-from dualprompt.serve.uploads import Allowance, Part, read
 
 YES, NO = ("true", "1", "on", "yes"), ("false", "0", "off", "no", "")
 

@@ -16,8 +16,8 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import ClientDisconnect, Request
 
-from dualprompt.serve.limits import Limits, Refusal
-from dualprompt.serve.pictures import short
+from dualprompt.inbound.limits import Limits, Refusal
+from dualprompt.inbound.pictures import short
 
 FIELD_BYTES = 10_000
 PART_HEADERS, HEADER_BYTES = 16, 8 * 1024

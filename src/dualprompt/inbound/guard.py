@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -14,9 +15,8 @@ from starlette.responses import JSONResponse
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dualprompt.serve.limits import Refusal, unavailable
-from dualprompt.serve.metrics import Metrics
-from dualprompt.serve.pictures import short
+from dualprompt.inbound.limits import Refusal, unavailable
+from dualprompt.inbound.pictures import short
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; frame-ancestors 'none'; object-src 'none'",
@@ -26,6 +26,7 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
 }
 HEALTH = "/healthz"
+Observe = Callable[[str, str, int, float], None]  # method, route, status, seconds
 OPEN = ("/", HEALTH, "/docs", "/openapi.json")  # the page and its files say nothing of the model
 
 
@@ -93,13 +94,14 @@ def check_route(app: Starlette, scope: Scope) -> None:
 
 
 class Guard:
-    """Applies the rules, adds headers to every answer, answers HEAD as GET without the body, and counts.
+    """Applies the rules, adds headers to every answer, answers HEAD as GET without the body.
 
-    At most `most` requests are in hand at a time. One whose body is still on its way is not: there, the client works.
+    `observe` is told of every request that was answered. At most `most` requests are in hand at a time. One whose body
+    is still on its way is not: there, the client works.
     """
 
-    def __init__(self, app: ASGIApp, rules: Rules, metrics: Metrics, most: int) -> None:
-        self.app, self.rules, self.metrics, self.most = app, rules, metrics, most
+    def __init__(self, app: ASGIApp, rules: Rules, observe: Observe, most: int) -> None:
+        self.app, self.rules, self.observe, self.most = app, rules, observe, most
         self.in_hand = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -147,8 +149,7 @@ class Guard:
             self.in_hand -= mine
             route = getattr(scope.get("route"), "path", "other")
             method = method if method in ("GET", "HEAD", "POST", "DELETE", "OPTIONS") else "other"
-            self.metrics.requests.labels(method, route, status).inc()
-            self.metrics.seconds.labels(route).observe(time.perf_counter() - began)
+            self.observe(method, route, status, time.perf_counter() - began)
 
     def _check(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
