@@ -448,4 +448,4 @@ async def test_only_one_server_for_a_model(model: Path, monkeypatch: pytest.Monk
 def test_the_command_refuses_clearly(model: Path, tmp_path: Path):
     assert "token" in sandbox.call("serve", model, "--host", "0.0.0.0").error
     assert "--port" in sandbox.call("serve", model, "--port", "70000").error
-    assert "nothing" in sandbox.call("serve", tmp_path / "nothing", "--port", "0").error
+    assert "is a file" in sandbox.call("serve", Path(__file__), "--port", "0").error

@@ -65,8 +65,9 @@ async def read(
 ) -> list[Part]:
     """Return the parts of a multipart request that keeps to what is allowed.
 
-    `fields` names the parts that may come without a file. `count` receives how many bytes arrived, each time, and may
-    refuse. On a refusal the rest of a not too long request is read and dropped, so that its sender sees the answer.
+    `fields` names the parts that may come without a file; where none may, the body may also be one image. `count`
+    receives how many bytes arrived, each time, and may refuse. On a refusal the rest of a not too long request is read
+    and dropped, so that its sender sees the answer.
     """
     stream = request.stream()
     try:
@@ -103,6 +104,25 @@ async def _flowing(stream: AsyncIterator[bytes], limits: Limits) -> AsyncIterato
         yield chunk
 
 
+async def _whole(
+    stream: AsyncIterator[bytes], limits: Limits, most: int, sink: Sink, count: Callable[[int], None] | None
+) -> list[Part]:
+    """Return the one image that is a request's body."""
+    sink("images", "")
+    part = Part("images", "", bytearray(), None)
+    async for chunk in stream:
+        part.size += len(chunk)
+        if part.size > min(most, limits.image_bytes):
+            raise Refusal(413, f"the image has more than {min(most, limits.image_bytes)} bytes")
+        if count:
+            count(len(chunk))
+        assert isinstance(part.content, bytearray)
+        part.content += chunk
+    if not part.size:
+        raise Refusal(422, "the request has no body; send an image")
+    return [part]
+
+
 async def _parse(
     request: Request,
     stream: AsyncIterator[bytes],
@@ -113,11 +133,14 @@ async def _parse(
     count: Callable[[int], None] | None,
 ) -> list[Part]:
     kind, options = parse_options_header(request.headers.get("content-type"))
-    if kind != b"multipart/form-data" or not options.get(b"boundary"):
-        raise Refusal(415, "send multipart/form-data")
+    alone = kind.startswith(b"image/") and not fields
+    if not alone and (kind != b"multipart/form-data" or not options.get(b"boundary")):
+        raise Refusal(415, "send multipart/form-data" + ("" if fields else ", or one image with its own type, image/*"))
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length) > most:
         raise Refusal(413, f"the request has {length} bytes; at most {most} are taken")
+    if alone:
+        return await _whole(stream, limits, most, sink, count)
     assembler = _Assembler(limits, fields, sink)
     try:
         parser = MultipartParser(options[b"boundary"], assembler.callbacks())

@@ -20,6 +20,7 @@ from dualprompt.inbound.guard import Guard, answer_refusal
 from dualprompt.inbound.limits import Refusal
 from dualprompt.serve.jobs import Job
 from dualprompt.serve.model import ServedModel, describe
+from dualprompt.serve.replies import Begun, Forgotten, Health, ModelInfo, Predictions
 from dualprompt.serve.schema import PREDICT, REFUSALS, TEACH, docs_page
 from dualprompt.serve.service import Service, Settings
 
@@ -64,16 +65,29 @@ def add_answers(app: FastAPI, service: Service, asks: Dependencies) -> None:
         return FileResponse(STATIC / "index.html")
 
     @app.get("/healthz", summary="Whether the server answers")
-    async def healthz() -> dict[str, str]:
-        return {"status": "ok", "model_version": service.model.version}
+    async def healthz() -> Health:
+        return Health(status="ok", model_version=service.model.version)
 
-    @app.get("/model", summary="What the model knows: tasks, classes, sizes, threshold, accuracies", dependencies=asks)
+    about = "What the model knows: tasks, classes, sizes, threshold, accuracies"
+
+    @app.get("/model", summary=about, dependencies=asks, response_model=ModelInfo)
     async def get_model() -> dict[str, Any]:
         return describe(service.model) | {"token_required": service.settings.rules.closed}
 
-    @app.post("/predict", summary="Classify images", openapi_extra=PREDICT, responses=REFUSALS, dependencies=asks)
-    async def predict(request: Request, top_k: Annotated[int, Query(ge=1, le=100)] = 5) -> dict[str, Any]:
-        return {"answers": await service.predict(request, top_k)}
+    @app.post(
+        "/predict",
+        summary="Classify images: a form of files, or one image as the body",
+        openapi_extra=PREDICT,
+        responses=REFUSALS,
+        dependencies=asks,
+        response_model=Predictions,
+    )
+    async def predict(
+        request: Request,
+        top_k: Annotated[int, Query(ge=1, le=100)] = 5,
+        threshold: Annotated[float | None, Query(ge=0, le=1, description="instead of the model's")] = None,
+    ) -> dict[str, Any]:
+        return {"answers": await service.predict(request, top_k, threshold)}
 
 
 def add_learning(app: FastAPI, service: Service, asks: Dependencies, changes: Dependencies) -> None:
@@ -91,6 +105,7 @@ def add_learning(app: FastAPI, service: Service, asks: Dependencies, changes: De
         openapi_extra=TEACH,
         responses=REFUSALS,
         dependencies=changes,
+        response_model=Begun,
     )
     async def teach(request: Request) -> JSONResponse:
         job = await service.teach(request)
@@ -115,16 +130,16 @@ def add_forgetting(app: FastAPI, service: Service, changes: Dependencies) -> Non
     """Add the routes that forget a task or a class."""
 
     @app.delete("/tasks/{task}", summary="Forget a task", responses=REFUSALS, dependencies=changes)
-    async def forget_task(task: int) -> dict[str, str]:
+    async def forget_task(task: int) -> Forgotten:
         if task not in {known.id for known in service.model.learner.tasks}:
             raise Refusal(404, f"there is no task {task}")
-        return {"forgot": await service.forget(task, "task"), "model_version": service.model.version}
+        return Forgotten(forgot=await service.forget(task, "task"), model_version=service.model.version)
 
     @app.delete("/classes/{name:path}", summary="Forget a class", responses=REFUSALS, dependencies=changes)
-    async def forget_class(name: str) -> dict[str, str]:
+    async def forget_class(name: str) -> Forgotten:
         if name not in service.model.learner.classes:
             raise Refusal(404, f"the model knows no class '{name[:80]}'")
-        return {"forgot": await service.forget(name, "class"), "model_version": service.model.version}
+        return Forgotten(forgot=await service.forget(name, "class"), model_version=service.model.version)
 
 
 def add_insight(app: FastAPI, service: Service, asks: Dependencies) -> None:

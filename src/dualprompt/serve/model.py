@@ -19,6 +19,7 @@ from dualprompt.files import digest, read_json
 from dualprompt.learner import Answer, ContinualLearner
 from dualprompt.model import saved
 from dualprompt.model.names import Kind
+from dualprompt.serve.engine import TORCH, Agreement, Engine, faster
 from dualprompt.serve.places import make_own
 
 LOCK_SECONDS = 15.0
@@ -31,20 +32,37 @@ class Versioned(NamedTuple):
     version: str
 
 
+class Loaded(NamedTuple):
+    """A learner, the version of its model, and the same learner as the engine computes it."""
+
+    learner: ContinualLearner
+    version: str
+    answering: ContinualLearner
+    agreement: Agreement | None = None  # of the engine with PyTorch; None: it is PyTorch
+
+
 class ServedModel:
     """A saved learner that is asked from several threads while it may be replaced.
 
     Everything the server writes lies in the directory `work` inside the model's own. A lock keeps a second server and
     commands that change the model away; the process that learns inherits it, so that after a crash a new server waits
     until that one has ended too. `waiting` is called when somebody else holds the lock.
+
+    A model that was changed is answered from by PyTorch until `accelerate` has made the engine ready for it.
     """
 
-    def __init__(self, path: Path, device: str = "auto", waiting: Callable[[str], None] = lambda text: None) -> None:
-        self.path, self.device = path, device
+    def __init__(
+        self,
+        path: Path,
+        device: str = "auto",
+        waiting: Callable[[str], None] = lambda text: None,
+        engine: Engine = TORCH,
+    ) -> None:
+        self.path, self.device, self.engine = path, "cpu" if engine.name == "onnx" else device, engine
         self.work = path / ".serve"
         self.switches = 0
         # On a CPU, cores that each compute a part of a batch beat cores that share every operation of all of it.
-        self._cores = torch.get_num_threads() if device == "cpu" or not torch.cuda.is_available() else 1
+        self._cores = torch.get_num_threads() if self.device == "cpu" or not torch.cuda.is_available() else 1
         self._pool = ThreadPoolExecutor(self._cores, thread_name_prefix="part of a batch")
         if not saved.is_model(path):
             ContinualLearner.load(path)  # it says what is wrong; nothing is written into a folder that is no model
@@ -58,12 +76,17 @@ class ServedModel:
     @property
     def learner(self) -> ContinualLearner:
         """The learner that answers now."""
-        return self._loaded[0]
+        return self._loaded.learner
 
     @property
     def version(self) -> str:
         """A short name for exactly this state of the model."""
-        return self._loaded[1]
+        return self._loaded.version
+
+    @property
+    def agreement(self) -> Agreement | None:
+        """How the engine answers beside PyTorch; None while PyTorch itself answers."""
+        return self._loaded.agreement
 
     @property
     def held_files(self) -> tuple[int, ...]:
@@ -72,7 +95,7 @@ class ServedModel:
 
     def answers(self, pixels: np.ndarray, top_k: Sequence[int]) -> list[Versioned]:
         """Return the answers for pictures, (pictures, side, side, 3) uint8, each with its own number of classes."""
-        learner, version = self._loaded
+        learner, version = self._loaded.answering, self._loaded.version
         pieces = np.array_split(pixels, min(self._cores, len(pixels)))
         threads = self._cores // len(pieces)
 
@@ -87,6 +110,17 @@ class ServedModel:
         """Replace the learner by what is saved, in one step; keep the old one if that cannot be loaded."""
         self._loaded = self._load()
         self.switches += 1
+
+    def accelerate(self) -> Agreement | None:
+        """Make the engine ready for the model that answers now, unless that is replaced meanwhile."""
+        loaded = self._loaded
+        if self.engine.name == "torch" or not loaded.learner.classes or loaded.agreement:
+            return None
+        answering, agreement = faster(loaded.learner, self.engine, self.work)
+        if self._loaded is not loaded:
+            return None
+        self._loaded = loaded._replace(answering=answering, agreement=agreement)
+        return agreement
 
     def forget(self, what: int | str, kind: Kind) -> str:
         """Forget a task or class, save that, then answer without it; return its name."""
@@ -112,9 +146,9 @@ class ServedModel:
         waiting(f"{self.path} is being served or changed; waiting up to {LOCK_SECONDS:.0f} s for that to end")
         return self._held.enter_context(saved.held(self.path, LOCK_SECONDS))
 
-    def _load(self) -> tuple[ContinualLearner, str]:
+    def _load(self) -> Loaded:
         learner = ContinualLearner.load(self.path, self.device)
-        return learner, digest(read_json(self.path / "model.json"))[:12]
+        return Loaded(learner, digest(read_json(self.path / "model.json"))[:12], learner)
 
 
 def _shortened(answer: Answer, count: int) -> Answer:
@@ -125,4 +159,5 @@ def describe(model: ServedModel) -> dict[str, Any]:
     """Return what clients may know of the model."""
     found = model.learner.info()
     names = {key: found[key]["name"] for key in ("backbone", "method")}
-    return found | names | {"details": found, "version": __version__, "model_version": model.version}
+    engine = model.engine.to_dict() | {"agreement": model.agreement.to_dict() if model.agreement else None}
+    return found | names | {"details": found, "engine": engine, "version": __version__, "model_version": model.version}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import html
 from typing import Any
 
+from dualprompt.serve.replies import Refused
+
 
 def _form(properties: dict[str, Any], required: list[str]) -> dict[str, Any]:
     schema = {"type": "object", "properties": properties, "required": required}
@@ -14,6 +16,7 @@ def _form(properties: dict[str, Any], required: list[str]) -> dict[str, Any]:
 _FILE = {"type": "string", "format": "binary"}
 _FILES = {"type": "array", "items": _FILE, "minItems": 1}
 PREDICT = _form({"images": _FILES | {"description": "images"}}, ["images"])
+PREDICT["requestBody"]["content"]["image/*"] = {"schema": _FILE}
 TEACH = _form(
     {
         "archive": _FILE | {"description": "a zip of class folders"},
@@ -24,10 +27,7 @@ TEACH = _form(
     },
     [],
 )
-_ERROR = {"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]}
-REFUSALS: dict[int | str, dict[str, Any]] = {
-    "4XX": {"description": "Refused: one line says why", "content": {"application/json": {"schema": _ERROR}}}
-}
+REFUSALS: dict[int | str, dict[str, Any]] = {"4XX": {"description": "Refused: one line says why", "model": Refused}}
 
 
 def docs_page(schema: dict[str, Any]) -> str:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 from starlette.requests import Request
 
+from dualprompt.errors import DualPromptError
 from dualprompt.inbound.decoding import Decoders
 from dualprompt.inbound.guard import Rules
 from dualprompt.inbound.limits import Limits, Refusal, busy
@@ -27,6 +29,7 @@ from dualprompt.serve.model import ServedModel, Versioned
 
 YES, NO = ("true", "1", "on", "yes"), ("false", "0", "off", "no", "")
 
+log = logging.getLogger("dualprompt.serve")
 Done = TypeVar("Done")
 
 
@@ -58,6 +61,7 @@ class Service:
         self.metrics.watch(model, self.jobs)
         self.decoders = Decoders(settings.limits)
         self._held = 0  # bytes of requests in memory
+        self._background: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
     async def running(self, _: object) -> AsyncIterator[None]:
@@ -70,14 +74,29 @@ class Service:
             self.decoders.stop()
             await self.jobs.stop()
             await self.batcher.stop()
+            await asyncio.gather(*self._background, return_exceptions=True)
             self.model.close()
 
     async def switched(self) -> None:
         """Answer with the newly saved model from now on."""
         await asyncio.to_thread(self.model.reload)
+        self._accelerate()
 
-    async def predict(self, request: Request, top_k: int) -> list[dict[str, Any]]:
-        """Return an answer for each picture of a request."""
+    def _accelerate(self) -> None:
+        """Make the engine ready for the new model; meanwhile PyTorch answers, never the old model."""
+
+        async def work() -> None:
+            try:
+                await asyncio.to_thread(self.model.accelerate)
+            except DualPromptError as problem:
+                log.warning("PyTorch answers on: %s", problem)
+
+        if self.model.engine.name != "torch":
+            self._background.add(task := asyncio.create_task(work()))
+            task.add_done_callback(self._background.discard)
+
+    async def predict(self, request: Request, top_k: int, threshold: float | None = None) -> list[dict[str, Any]]:
+        """Return an answer for each picture of a request; a `threshold` takes the place of the model's."""
         if not self.model.learner.classes:
             raise Refusal(409, "the model knows no class yet; teach it first")
         mine = 0
@@ -104,13 +123,13 @@ class Service:
             if not parts:
                 raise Refusal(422, "send at least one file in the field 'images'")
             async with asyncio.timeout(self.limits.predict_seconds):
-                return await while_here(request, self._answers(parts, top_k))
+                return await while_here(request, self._answers(parts, top_k, threshold))
         except TimeoutError:
             raise busy("the server is too busy to answer in time; try again soon", 5) from None
         finally:
             self._held -= mine
 
-    async def _answers(self, parts: list[Part], top_k: int) -> list[dict[str, Any]]:
+    async def _answers(self, parts: list[Part], top_k: int, threshold: float | None) -> list[dict[str, Any]]:
         """Return an answer for each picture; of several, those that cannot be read are answered with their error."""
         with self.batcher.expect(len(parts)):
             named = [(part.filename or "image", part.take()) for part in parts]
@@ -120,9 +139,11 @@ class Service:
 
         async def answer(part: Part, found: np.ndarray | Refusal) -> dict[str, Any]:
             if isinstance(found, Refusal):
-                return {"path": part.filename, "error": found.message, "status": found.status}
+                return {"path": part.filename or None, "error": found.message, "status": found.status}
             answer, version = await self.batcher.ask(found, top_k)
-            return answer.to_dict() | {"path": part.filename, "version": version}
+            if threshold is not None:
+                answer = replace(answer, label=answer.top[0].label if answer.trust >= threshold else None)
+            return answer.to_dict() | {"path": part.filename or None, "version": version}
 
         return await asyncio.gather(*map(answer, parts, pixels))
 
@@ -211,6 +232,7 @@ class Service:
             finally:
                 (names, tasks), (names_left, tasks_left) = _known(before), _known(self.model.learner)
                 self.jobs.forget(names - names_left, tasks - tasks_left)
+                self._accelerate()
 
 
 async def while_here(request: Request, work: Coroutine[Any, Any, Done]) -> Done:

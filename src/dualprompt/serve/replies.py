@@ -1,0 +1,101 @@
+"""What the routes answer, as types: they make the OpenAPI schema, and clients may rely on them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Reply(BaseModel):
+    """An answer; what later versions add to it is passed on."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class Refused(Reply):
+    """Why something was refused, in one line."""
+
+    error: str
+
+
+class Health(Reply):
+    """That the server answers."""
+
+    status: str = Field(examples=["ok"])
+    model_version: str
+
+
+class ClassScore(Reply):
+    """A class and how probable it is."""
+
+    label: str
+    probability: float
+
+
+class Prediction(Reply):
+    """What the model says of one image."""
+
+    path: str | None = Field(description="the file's name as it was sent")
+    label: str | None = Field(description="the class; null: none of those it knows")
+    probability: float = Field(description="of the best class, among all known ones")
+    task: str | None = Field(description="the lesson that the image is most like")
+    similarity: float = Field(description="how like that lesson's images it is")
+    top: list[ClassScore] = Field(description="the best classes, best first")
+    version: str = Field(description="of the model that answered")
+
+
+class BadImage(Reply):
+    """An image, one of several, that could not be answered."""
+
+    path: str | None
+    error: str
+    status: int = Field(description="that a request with this image alone would have")
+
+
+class Predictions(Reply):
+    """An answer for each image, in their order."""
+
+    answers: list[Prediction | BadImage]
+
+
+class Task(Reply):
+    """A lesson that was learned."""
+
+    id: int
+    name: str
+    classes: list[str]
+    images: int
+    learned: str
+    bytes: int
+    accuracy: float | None
+
+
+class ModelInfo(Reply):
+    """What the model knows."""
+
+    classes: list[str]
+    tasks: list[Task]
+    threshold: float | None = Field(description="below it the answer is 'none of these'; null: never")
+    side: int
+    bytes: int
+    backbone: str
+    method: str
+    engine: dict[str, Any]
+    version: str
+    model_version: str
+    token_required: bool
+
+
+class Begun(Reply):
+    """A job that waits for its turn."""
+
+    id: int
+    url: str
+
+
+class Forgotten(Reply):
+    """What is gone."""
+
+    forgot: str
+    model_version: str
