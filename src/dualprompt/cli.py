@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dualprompt import __version__
-from dualprompt.commands import look, models, runs, ship, studies, tables
+from dualprompt.commands import change, look, models, runs, ship, studies, tables
 from dualprompt.commands.common import Commands, Parser
 from dualprompt.errors import DualPromptError, InterruptedRunError, LostProcessError, nearest, one_line
 from dualprompt.progress import speaks
@@ -34,7 +34,9 @@ examples:
   dualprompt data get cifar100
   dualprompt learn my-model photos/january                 teach it a folder of class folders; again in February
   dualprompt predict my-model picture.jpg more-pictures/
+  dualprompt more my-model new-photos                      more images of classes it knows
   dualprompt forget my-model january
+  dualprompt rollback my-model                             undo the last change
   dualprompt export my-model --to onnx --int8
   dualprompt serve my-model                                a page and an HTTP API on this machine
 """
@@ -168,7 +170,7 @@ def build_parser() -> tuple[Parser, Commands]:
     )
     parser.add_argument("--version", action="version", version=f"dualprompt {__version__}")
     commands = Commands(parser)
-    for module in (runs, tables, studies, look, models, ship):
+    for module in (runs, tables, studies, look, models, change, ship):
         module.add(commands)
     return parser, commands
 

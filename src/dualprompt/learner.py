@@ -24,11 +24,10 @@ import numpy as np
 import torch
 from PIL import Image
 
-from dualprompt import __version__
 from dualprompt.errors import DualPromptError
 from dualprompt.files import refuse_links
 from dualprompt.methods.base import METHODS
-from dualprompt.model import card, foundation, hub, predicting, saved, saving, teaching
+from dualprompt.model import card, changing, foundation, hub, predicting, saved, saving, teaching
 from dualprompt.model.forgetting import forget
 from dualprompt.model.foundation import Foundation, Model
 from dualprompt.model.images import Data, ImageLike, gather, listed, named, pixels_of, read_all
@@ -68,6 +67,7 @@ class ContinualLearner:
     def _build_on(self, base: Foundation, model: Model | None = None, threshold: float | None = None) -> None:
         self._base, self._model = base, model or base.model()
         self._changing = threading.RLock()
+        self._done: list[str] = []  # since it was loaded or saved
         self.threshold = threshold
 
     @property
@@ -135,8 +135,40 @@ class ContinualLearner:
                 place = Path(temporary if work is None else work)
                 refuse_links(place)
                 learned = teaching.train(self._base, model, config, task_name, classes, pixels, place, progress)
-            self._model = learned
+            self._change(learned, f"learned '{task_name}'")
             return learned.tasks[-1]
+
+    def more(self, data: Data, *, progress: Progress = SILENT, skip_bad: bool = False) -> tuple[TaskInfo, ...]:
+        """Add images to classes that it knows; return the tasks that have them now.
+
+        Where the head is solved for from sums (`lda`, `klda`, `ridge`, `ranpac`, `dualprompt-rp`), the model is the one
+        that would have learned them with the others, up to rounding. Other methods learn them `again`, as a task.
+        `skip_bad` and the images held out are those of `learn`.
+        """
+        with self._changing:
+            model, classes = self._model, gather(data)
+            changing.refuse_unknown(model, list(classes))
+            if not model.method.takes_more:
+                return (self.learn(data, again=True, progress=progress, skip_bad=skip_bad),)
+            classes, pixels = teaching.read_classes(self._base.view, classes, skip_bad, progress)
+            changed, tasks = changing.more(self._base, model, classes, pixels, progress)
+            self._change(changed, f"added {len(pixels)} images of {', '.join(classes)}")
+            return tasks
+
+    def rename(self, old: str, new: str) -> None:
+        """Call a class otherwise; a name that another class has is refused."""
+        with self._changing:
+            self._change(changing.rename(self._base, self._model, old, new), f"renamed '{old}' to '{new}'")
+
+    def merge(self, classes: Sequence[str], into: str) -> None:
+        """Make several classes one, called `into`: their probabilities add up, and all others stay what they are."""
+        with self._changing:
+            names = ", ".join(classes)
+            self._change(changing.merge(self._base, self._model, classes, into), f"merged {names} into '{into}'")
+
+    def _change(self, model: Model, done: str) -> None:
+        self._model = model
+        self._done.append(done)
 
     def pixels(self, image: ImageLike) -> np.ndarray:
         """Return an image as the network takes it, (side, side, 3) uint8: upright, RGB, squeezed to a square."""
@@ -190,7 +222,7 @@ class ContinualLearner:
                 raise DualPromptError("the model has changed while it was evaluated; evaluate it again")
             newest = model.tasks[-1]
             newest = replace(newest, measured={**newest.measured, **by_task})
-            self._model = replace(model, tasks=(*model.tasks[:-1], newest))
+            self._change(replace(model, tasks=(*model.tasks[:-1], newest)), "recorded an evaluation")
 
     def accuracy_matrix(self) -> list[list[float | None]]:
         """Return the accuracy on each task (column) after each task (row) in percent, None where it was not measured.
@@ -225,7 +257,9 @@ class ContinualLearner:
         that share all their prompts (`shares_prompts`), as coda-prompt and l2p, have only rows to remove.
         """
         with self._changing:
-            self._model, gone = forget(self._base, self._model, what, kind)
+            model, gone = forget(self._base, self._model, what, kind)
+            self._done = []  # of what is forgotten no name stays
+            self._change(model, f"forgot a {'class' if isinstance(gone, str) else 'task'}")
             return gone
 
     @property
@@ -235,36 +269,22 @@ class ContinualLearner:
 
     def info(self) -> dict[str, Any]:
         """Return what it knows and what it is made of, as JSON has it."""
-        model = self._model
-        state = model.state
-        return {
-            "classes": list(self.classes),
-            "tasks": [task.to_dict() for task in model.tasks],
-            "accuracy_matrix": self.accuracy_matrix(),
-            "threshold": self.threshold,
-            "side": self.side,
-            "bytes": sum(value.nbytes for value in state.values()),
-            "backbone": {
-                "name": self._base.weights.name,
-                "sha256": self._base.weights.sha256,
-                "licence": self._base.weights.licence,
-                "parameters": self._base.weights.parameters,
-            },
-            "method": dict(self._base.config.method),
-            "device": str(self._base.device),
-            "dualprompt": __version__,
-        }
+        return saving.info(self._base, self._model, self.threshold)
 
-    def save(self, path: str | Path, *, held: bool = False) -> Path:
+    def save(self, path: str | Path, *, held: bool = False, versions: int | None = None) -> Path:
         """Keep it in a folder, in place of the model that is there; an interrupted save leaves the old one.
 
-        A model that a server or another command holds is refused; `held` says that we ourselves hold it.
+        The old one becomes an earlier version (`dualprompt.model.versions`). The last 5 are kept, or so many as
+        `versions` says, from now on; 0: nothing of what was stays. A model that a server or another command holds is
+        refused; `held` says that we ourselves hold it.
         """
         path = Path(path).expanduser()
         others = contextlib.nullcontext() if held or not saved.is_model(path) else saved.held(path)
         with self._changing, others:
             facts = saving.facts(self._base, self._model, self.threshold)
-            saved.write(path, facts, self._model.state, card.text(self.info()))
+            why = "; ".join(self._done) or "saved"
+            saved.write(path, facts, self._model.state, card.text(self.info()), why, versions)
+            self._done = []
         return path
 
     @classmethod

@@ -1,4 +1,4 @@
-"""`learn`, `predict`, `evaluate`, `forget`, `calibrate`, `info`: a model taught from one's own folders."""
+"""`learn`, `predict`, `evaluate`, `calibrate`, `info`: a model taught from one's own folders."""
 
 from __future__ import annotations
 
@@ -39,15 +39,6 @@ examples:
   dualprompt predict my-model a.jpg b.png --top-k 3 --json
 """
 
-FORGET = """\
-The prompts, key, statistics and classifier rows of a task go; of a class, its statistics and its row. All other
-classes answer as before. Where all tasks share their prompts (coda-prompt, l2p) or have none, only rows go.
-
-examples:
-  dualprompt forget my-model january
-  dualprompt forget my-model "grand piano"
-"""
-
 CALIBRATE = """\
 The threshold is set by the images that were held out while learning.
 
@@ -86,12 +77,6 @@ def add(commands: Commands) -> None:
     evaluate = with_model("evaluate", do_evaluate, "evaluate a model on a folder of class folders")
     evaluate.add_argument("folder", type=Path, help="holds one folder of images for each class")
     evaluate.add_argument("--record", action="store_true", help="note the accuracies in the model's accuracy matrix")
-
-    forget = with_model("forget", do_forget, "make a model forget a task or a class, for good", FORGET)
-    forget.add_argument("what", help="a task's name or id, or a class")
-    kind = forget.add_mutually_exclusive_group()
-    kind.add_argument("--task", dest="kind", action="store_const", const="task", help="a task is meant, not a class")
-    kind.add_argument("--class", dest="kind", action="store_const", const="class", help="a class is meant, not a task")
 
     calibrate = with_model("calibrate", do_calibrate, "let a model answer 'none of these' to strange images", CALIBRATE)
     calibrate.add_argument("--unknown", type=Path, help="folder of images that show none of its classes")
@@ -272,19 +257,6 @@ def do_evaluate(options: argparse.Namespace) -> None:
     rejected = f", {found.rejected:.1f} % answered with none" if learner.threshold is not None else ""
     message = f"{found.images} images: {found.accuracy:.1f} % right{matching}{rejected}"
     emit(options, found.to_dict(), table, message)
-
-
-def do_forget(options: argparse.Namespace) -> None:
-    """Make a model forget."""
-    with changed(options) as learner:
-        names = {task.name for task in learner.tasks} | set(learner.classes)
-        by_id = options.what.isdecimal() and options.what not in names and options.kind != "class"
-        gone = learner.forget(int(options.what) if by_id else options.what, options.kind)
-    value = {"class": gone} if isinstance(gone, str) else {"task": gone.to_dict()}
-    message = f"forgot class '{gone}'" if isinstance(gone, str) else f"forgot task {gone.id} ('{gone.name}')"
-    if learner.shares_prompts:
-        message += "; the method keeps nothing else for a task alone: what tasks share was shaped by it, and stays"
-    emit(options, {"forgotten": value, **learner.info()}, tasks_table(learner), message)
 
 
 def do_calibrate(options: argparse.Namespace) -> None:

@@ -265,6 +265,18 @@ class Method(Deriving, ABC, Generic[C]):
         name = self.config.name
         return DualPromptError(f"method '{name}' does not say what it keeps for a task, so it cannot forget one")
 
+    def expect_more(self) -> None:
+        """Prepare to be given more images of known classes. Called once, before there is any state."""
+
+    @property
+    def takes_more(self) -> bool:
+        """Whether `more` adds images of known classes as if they had come with the others, up to rounding."""
+        return False
+
+    def more(self, task: TaskView) -> None:
+        """Add images of known classes, none of them new, to what it keeps of these."""
+        raise TypeError(f"{type(self).__name__} takes no more images of a class, and says so")
+
     def check_selection(self, selection: Selection | None) -> None:
         """Refuse a selection that this method does not have."""
         if selection is not None and selection not in self.selections:

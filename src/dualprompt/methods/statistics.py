@@ -226,6 +226,8 @@ class Discriminant(nn.Module):
         self.means.restore(numbered(state, "means"))
         if self.counts is not None:
             self.counts.restore(numbered(state, "counts"))
+            if len(self.counts) < len(self.means):  # of a release that did not count them
+                self.counts = None
         self.scatter.copy_(scatter if scatter.dim() == 1 else packed(scatter))
         self.count.copy_(state["count"])
 

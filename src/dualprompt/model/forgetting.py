@@ -34,7 +34,8 @@ def without_classes(foundation: Foundation, model: Model, number: int, labels: S
     if not rest and len(model.tasks) == 1:
         return foundation.model(next_id=model.next_id)
     rows = [i for i, row in enumerate(model.rows) if row is not None and row[0] == task.id and row[1] in labels]
-    places = [task.classes.index(label) for label in labels] if rest else None
+    own = [i for i, row in enumerate(model.rows) if row is not None and row[0] == task.id]
+    places = [own.index(i) for i in rows] if rest else None
     method = foundation.method(model.state)
     method.forget(place, rows, places)
     alive = tuple(None if i in rows else row for i, row in enumerate(model.rows))

@@ -58,6 +58,7 @@ class Foundation:
         method = METHODS[self.options.name](self.options, self.backbones)
         method.compute_dtype = self.dtype
         method = method.to(self.device)
+        method.expect_more()
         if state:
             method.load_state({name: value.to(self.device) for name, value in state.items()})
         return method

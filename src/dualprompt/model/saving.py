@@ -14,7 +14,7 @@ from dualprompt.errors import DualPromptError
 from dualprompt.model import foundation as foundations
 from dualprompt.model import saved
 from dualprompt.model.foundation import Foundation, Model
-from dualprompt.model.predicting import asking
+from dualprompt.model.predicting import accuracy_matrix, asking
 from dualprompt.model.results import TaskInfo
 from dualprompt.run.checkpoint import State
 
@@ -40,12 +40,39 @@ def facts(foundation: Foundation, model: Model, threshold: float | None) -> dict
     }
 
 
-def restore(path: Path, device: str, backbone: str | None) -> tuple[Foundation, Model, float | None]:
+def info(foundation: Foundation, model: Model, threshold: float | None) -> dict[str, Any]:
+    """Return what a model knows and what it is made of, as JSON has it."""
+    return {
+        "classes": list(model.network.classes),
+        "tasks": [task.to_dict() for task in model.tasks],
+        "accuracy_matrix": accuracy_matrix(model.tasks),
+        "threshold": threshold,
+        "side": foundation.view.side,
+        "bytes": sum(value.nbytes for value in model.state.values()),
+        "backbone": {
+            "name": foundation.weights.name,
+            "sha256": foundation.weights.sha256,
+            "licence": foundation.weights.licence,
+            "parameters": foundation.weights.parameters,
+        },
+        "method": dict(foundation.config.method),
+        "device": str(foundation.device),
+        "dualprompt": __version__,
+    }
+
+
+def restore(
+    path: Path, device: str, backbone: str | None, version: int | None = None
+) -> tuple[Foundation, Model, float | None]:
     """Return what the model in `path` is built on, the model, and its threshold.
 
-    `backbone` says where its backbone lies now, if that has moved.
+    Args:
+        path: its folder.
+        device: where it is to compute.
+        backbone: where its backbone lies now, if that has moved.
+        version: the number of an earlier version, if that is meant.
     """
-    record, state = saved.read(path)
+    record, state = saved.read(path, version)
     foundation = _foundation(path, record, device, backbone)
     try:
         if state:
@@ -90,7 +117,8 @@ def _model(foundation: Foundation, record: saved.ModelRecord, state: State) -> M
     )
     model = foundation.model(tasks, tuple(record.rows), record.next_id, dict(record.trust), state)
     if tasks:
-        model.method.refuse_misfits([len(task.classes) for task in tasks], len(model.rows))
+        alive = [row[0] for row in model.rows if row is not None]
+        model.method.refuse_misfits([alive.count(task.id) for task in tasks], len(model.rows))
         side = foundation.view.side
         blank = torch.zeros(1, side, side, 3, dtype=torch.uint8, device=foundation.device)
         with asking(model.method):
