@@ -26,14 +26,14 @@ pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 httpx = pytest.importorskip("httpx", reason="httpx is not installed")
 
 from dualprompt.errors import DualPromptError  # noqa: E402
+from dualprompt.hosted.jobs import Job  # noqa: E402
+from dualprompt.hosted.model import ServedModel  # noqa: E402
+from dualprompt.hosted.teach import Reporter  # noqa: E402
 from dualprompt.inbound.guard import Rules  # noqa: E402
 from dualprompt.inbound.limits import Limits, Refusal  # noqa: E402
 from dualprompt.inbound.pictures import split_names  # noqa: E402
 from dualprompt.learner import ContinualLearner  # noqa: E402
 from dualprompt.serve.batching import Batcher  # noqa: E402
-from dualprompt.serve.jobs import Job  # noqa: E402
-from dualprompt.serve.model import ServedModel  # noqa: E402
-from dualprompt.serve.teach import Reporter  # noqa: E402
 
 pytestmark = pytest.mark.anyio
 
@@ -432,7 +432,7 @@ def test_a_batch_that_cores_share_is_answered_in_order(world: World, model: Path
 
 
 async def test_only_one_server_for_a_model(model: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("dualprompt.serve.model.LOCK_SECONDS", 0.1)
+    monkeypatch.setattr("dualprompt.hosted.model.LOCK_SECONDS", 0.1)
     first = ServedModel(model, "cpu")
     with pytest.raises(DualPromptError, match="is being served"):
         ServedModel(model, "cpu")

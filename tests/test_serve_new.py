@@ -16,8 +16,8 @@ from sandbox import World, pictures
 from serving import SMALL, TOKEN, error_of, files, finished, lesson, listening, serving
 
 from dualprompt.inbound.limits import Limits  # isort: skip
-from dualprompt.serve.engine import Engine  # isort: skip
-from dualprompt.serve.model import ServedModel, describe  # isort: skip
+from dualprompt.hosted.engine import Engine  # isort: skip
+from dualprompt.hosted.model import ServedModel, describe  # isort: skip
 from dualprompt.serve.run import Options, Told, make_new  # isort: skip
 
 
@@ -136,7 +136,7 @@ def test_onnx_runtime_answers_as_pytorch_does(world: World, model: Path, int8: b
             assert other.version == one.version
         assert describe(served)["engine"]["agreement"]["images"] == 50
         assert list(served.work.iterdir()) == []  # the file is not left
-        served.forget("first", "task")
+        served.change(lambda learner: learner.forget("first", "task"))
         assert served.agreement is None  # PyTorch answers until the engine is ready again
         assert named(served, seen) == {"cedar"}
         assert served.accelerate() is not None

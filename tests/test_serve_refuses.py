@@ -417,5 +417,8 @@ async def test_full_disk_during_an_upload_is_said_and_leaves_nothing(model: Path
 
 
 def test_limits_are_all_used():
-    source = "".join(path.read_text() for path in (Path(__file__).parents[1] / "src/dualprompt/serve").glob("*.py"))
+    package = Path(__file__).parents[1] / "src/dualprompt"
+    source = "".join(
+        path.read_text() for room in ("serve", "hosted", "inbound") for path in (package / room).glob("*.py")
+    )
     assert [name for name in vars(Limits()) if f"limits.{name}" not in source] == []

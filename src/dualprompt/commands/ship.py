@@ -73,6 +73,12 @@ def add_serve(command: Parser) -> None:
     command.add_argument(
         "--check", type=Path, metavar="FOLDER", help="with --engine onnx: tell the change of accuracy on class folders"
     )
+    command.add_argument(
+        "--review",
+        type=float,
+        metavar="DAYS",
+        help="keep images with unsure or corrected answers so long, for people to look at (default: none is kept)",
+    )
     command.add_argument("--backbone", help="of a new model: embedded, a known name, a hub id, or a weights file")
     command.add_argument("--method", help="of a new model: see `dualprompt list methods` (default: dualprompt)")
     command.add_argument("--input-size", type=int, help="of a new model: pixels a side (default: the checkpoint's)")
@@ -110,13 +116,16 @@ def do_serve(options: argparse.Namespace) -> None:
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise DualPromptError(f"serving needs the extra 'serve' ({error}): pip install 'dualprompt[serve]'") from None
-    from dualprompt.serve.engine import Engine
+    from dualprompt.hosted.engine import Engine
     from dualprompt.serve.run import Options, Told, serve
 
     if not 0 <= options.port <= 65535:
         raise DualPromptError(f"--port takes a number from 0 to 65535, found {options.port}")
     if not 1 <= options.max_batch <= 1024:
         raise DualPromptError(f"--max-batch takes a number from 1 to 1024, found {options.max_batch}")
+
+    if options.review is not None and not 0 < options.review <= 365:
+        raise DualPromptError(f"--review takes a number of days up to 365, found {options.review}")
 
     class Terminal(Told):
         def waiting(self, text: str) -> None:
@@ -143,6 +152,7 @@ def do_serve(options: argparse.Namespace) -> None:
         device=options.device,
         largest_batch=options.max_batch,
         engine=Engine(options.engine, options.int8, options.check),
+        review_days=options.review,
         new={key: value for key, value in made_of.items() if value is not None},
     )
     serve(options.model, given, Terminal())

@@ -26,6 +26,8 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
 }
 HEALTH = "/healthz"
+ASKING = ("/predict", "/explain")  # with a body, but nothing is changed
+KEPT = "/review"
 Observe = Callable[[str, str, int, float], None]  # method, route, status, seconds
 OPEN = ("/", HEALTH, "/docs", "/openapi.json")  # the page and its files say nothing of the model
 
@@ -64,7 +66,8 @@ class Rules:
 
     def check_token(self, method: str, path: str, headers: Headers) -> None:
         """Refuse a request that needs the token and does not show it."""
-        changes = method not in ("GET", "HEAD") and path != "/predict" and not path.startswith("/static/")
+        asks = method in ("GET", "HEAD") or path in ASKING or path.startswith("/static/")
+        changes = not asks or path.startswith(KEPT)  # pictures that were kept are not everybody's
         if not changes and (not self.closed or path in OPEN or path.startswith("/static/")):
             return
         kind, _, shown = headers.get("authorization", "").partition(" ")

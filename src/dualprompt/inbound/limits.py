@@ -42,6 +42,9 @@ class Limits:
     predict_seconds: float = 60.0  # for an answer
     job_seconds: float = 24 * 3600.0
     name_characters: int = 100
+    json_bytes: int = 256 * 1024  # one request that is not of images
+    review_images: int = 500  # kept to be looked at, where that is turned on
+    review_bytes: int = 512 * MEGABYTE
 
 
 class Refusal(Exception):  # noqa: N818 (an answer to the client, not a fault of ours)

@@ -10,8 +10,9 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
+from pydantic import BaseModel, ValidationError
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import ClientDisconnect, Request
@@ -24,6 +25,7 @@ PART_HEADERS, HEADER_BYTES = 16, 8 * 1024
 DRAINED_BYTES = 32 * 1024 * 1024
 PIECE_BYTES = 16 * 1024  # parsed at a time, between which others have their turn: it may begin hundreds of parts
 
+Wanted = TypeVar("Wanted", bound=BaseModel)
 Sink = Callable[[str, str], Path | None]  # (field, file name) → the file to write, or None for memory; may refuse
 
 
@@ -81,6 +83,28 @@ async def read(
         if refusal.status != 408:  # who is slow has had its time
             await _drain(stream)
         raise
+
+
+async def read_json(request: Request, limits: Limits, kind: type[Wanted]) -> Wanted:
+    """Return what a JSON request says, which must be of a kind."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise Refusal(415, "send application/json")
+    content = bytearray()
+    try:
+        async with asyncio.timeout(limits.predict_body_seconds):
+            async for chunk in _flowing(request.stream(), limits):
+                content += chunk
+                if len(content) > limits.json_bytes:
+                    raise Refusal(413, f"the request has more than {limits.json_bytes} bytes")
+        return kind.model_validate_json(bytes(content))
+    except TimeoutError:
+        raise Refusal(408, f"the request took longer than {limits.predict_body_seconds:.0f} s to arrive") from None
+    except ClientDisconnect:
+        raise Refusal(400, "the request ended early") from None
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise Refusal(422, f"{where}: {first['msg']}" if where else str(first["msg"])) from None
 
 
 async def _flowing(stream: AsyncIterator[bytes], limits: Limits) -> AsyncIterator[bytes]:

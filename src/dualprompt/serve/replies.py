@@ -99,3 +99,61 @@ class Forgotten(Reply):
 
     forgot: str
     model_version: str
+
+
+class Changed(Reply):
+    """What the model knows now."""
+
+    classes: list[str]
+    model_version: str
+
+
+class VersionInfo(Reply):
+    """A state that the model was saved in."""
+
+    number: int
+    saved: str
+    why: str
+    classes: list[str]
+    tasks: list[str]
+    bytes: int
+    current: bool
+
+
+class Versions(Reply):
+    """The versions that are kept, the newest last."""
+
+    versions: list[VersionInfo]
+
+
+class ReviewItem(Reply):
+    """A picture that people should look at."""
+
+    id: int
+    added: float = Field(description="seconds since 1970")
+    why: str = Field(description="unsure or wrong")
+    name: str
+    answered: str | None = Field(description="null: none of these")
+    label: str | None = Field(description="what it is, as somebody said; null: nobody has")
+
+
+class ReviewList(Reply):
+    """The queue."""
+
+    on: bool
+    days: float | None = Field(description="how long a picture stays at most")
+    items: list[ReviewItem]
+
+
+class HourCount(Reply):
+    """What was answered within an hour."""
+
+    start: int = Field(description="seconds since 1970")
+    answers: int
+    unsure: int
+
+
+class Drifting(Reply):
+    """How often the model was unsure, since the server started, two weeks at most."""
+
+    hours: list[HourCount]

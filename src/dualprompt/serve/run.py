@@ -16,14 +16,14 @@ import uvicorn
 from fastapi import FastAPI
 
 from dualprompt.errors import DualPromptError
+from dualprompt.hosted.engine import TORCH, Engine
+from dualprompt.hosted.model import ServedModel
 from dualprompt.inbound.guard import Rules, is_loopback
 from dualprompt.inbound.limits import Limits
 from dualprompt.inbound.wire import ACCEPTED_AT_ONCE, connection_class, log_sparingly, within_files
 from dualprompt.learner import ContinualLearner
 from dualprompt.model import saved
 from dualprompt.serve.app import create_app
-from dualprompt.serve.engine import TORCH, Engine
-from dualprompt.serve.model import ServedModel
 from dualprompt.serve.service import Settings
 
 TOKEN = "DUALPROMPT_TOKEN"
@@ -50,7 +50,8 @@ def rules_for(host: str, token: str | None) -> Rules:
 class Options:
     """How a model is served: where, whom, and by what.
 
-    `token` is what clients show (None: one is made). `new` are the arguments of `ContinualLearner` for a model that
+    `token` is what clients show (None: one is made). `review_days` is how long pictures to look at are kept (None: none
+    is). `new` are the arguments of `ContinualLearner` for a model that
     does not exist yet. `limits` are those of one machine unless they are given.
     """
 
@@ -60,6 +61,7 @@ class Options:
     device: str = "auto"
     largest_batch: int = 16
     engine: Engine = TORCH
+    review_days: float | None = None
     new: Mapping[str, Any] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
 
@@ -88,7 +90,7 @@ def serve(path: Path, options: Options, told: Told) -> None:
         model = ServedModel(path, options.device, told.waiting, options.engine)
         if agreement := model.accelerate():
             told.remark(f"{options.engine.words}: {agreement.sentence()}")
-        app = create_app(model, Settings(rules, limits, options.largest_batch))
+        app = create_app(model, Settings(rules, limits, options.largest_batch, review_days=options.review_days))
         shown = f"[{options.host}]" if ":" in options.host else options.host
         address = f"http://{shown}:{bound.getsockname()[1]}"
         server = server_of(app, limits)

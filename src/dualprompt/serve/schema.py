@@ -5,6 +5,8 @@ from __future__ import annotations
 import html
 from typing import Any
 
+from pydantic import BaseModel
+
 from dualprompt.serve.replies import Refused
 
 
@@ -13,14 +15,32 @@ def _form(properties: dict[str, Any], required: list[str]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}}}
 
 
+def json_body(kind: type[BaseModel]) -> dict[str, Any]:
+    """Return what the schema says of a request in JSON."""
+    schema = kind.model_json_schema()
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
 _FILE = {"type": "string", "format": "binary"}
 _FILES = {"type": "array", "items": _FILE, "minItems": 1}
 PREDICT = _form({"images": _FILES | {"description": "images"}}, ["images"])
 PREDICT["requestBody"]["content"]["image/*"] = {"schema": _FILE}
-TEACH = _form(
+_CLASSES = {
+    "archive": _FILE | {"description": "a zip of class folders"},
+    "images": _FILES | {"description": "instead of an archive: images whose file names are class/picture.jpg"},
+}
+IMAGES = _form(_CLASSES, [])
+CORRECTION = _form(
     {
-        "archive": _FILE | {"description": "a zip of class folders"},
-        "images": _FILES | {"description": "instead of an archive: images whose file names are class/picture.jpg"},
+        "images": _FILE | {"description": "the image"},
+        "label": {"type": "string", "description": "the class that it shows"},
+        "answered": {"type": "string", "description": "the class that was answered"},
+    },
+    ["images", "label"],
+)
+TEACH = _form(
+    _CLASSES
+    | {
         "name": {"type": "string", "description": "the task's name"},
         "epochs": {"type": "integer", "minimum": 1},
         "again": {"type": "boolean", "description": "more images for classes that it knows"},

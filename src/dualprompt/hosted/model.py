@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -16,13 +16,13 @@ import torch
 from dualprompt import __version__
 from dualprompt.errors import DualPromptError
 from dualprompt.files import digest, read_json
+from dualprompt.hosted.engine import TORCH, Agreement, Engine, faster
+from dualprompt.hosted.places import make_own
 from dualprompt.learner import Answer, ContinualLearner
-from dualprompt.model import saved
-from dualprompt.model.names import Kind
-from dualprompt.serve.engine import TORCH, Agreement, Engine, faster
-from dualprompt.serve.places import make_own
+from dualprompt.model import saved, versions
 
 LOCK_SECONDS = 15.0
+Changed = TypeVar("Changed")
 
 
 class Versioned(NamedTuple):
@@ -122,15 +122,22 @@ class ServedModel:
         self._loaded = loaded._replace(answering=answering, agreement=agreement)
         return agreement
 
-    def forget(self, what: int | str, kind: Kind) -> str:
-        """Forget a task or class, save that, then answer without it; return its name."""
+    def change(self, work: Callable[[ContinualLearner], Changed]) -> Changed:
+        """Let `work` change the saved model, save that, then answer with it; return what `work` returns."""
         learner = ContinualLearner.load(self.path, self.device)
-        gone = learner.forget(what, kind)
         try:
+            found = work(learner)
             learner.save(self.path, held=True)
         finally:
             self.reload()  # also where saving failed, perhaps after the new model had taken the old one's place
-        return gone if isinstance(gone, str) else gone.name
+        return found
+
+    def rollback(self, number: int | None) -> None:
+        """Answer with an earlier version of the model; None: the one before."""
+        try:
+            versions.rollback(self.path, number, held=True, device=self.device)
+        finally:
+            self.reload()
 
     def close(self) -> None:
         """Give the lock back."""
