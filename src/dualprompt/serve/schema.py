@@ -51,25 +51,33 @@ REFUSALS: dict[int | str, dict[str, Any]] = {"4XX": {"description": "Refused: on
 
 
 def docs_page(schema: dict[str, Any]) -> str:
-    """Return a page that lists the API, without scripts and without anything from elsewhere."""
-    rows = []
-    for path, methods in schema["paths"].items():
-        for method, about in methods.items():
-            body = about.get("requestBody", {}).get("content", {}).get("multipart/form-data", {}).get("schema", {})
-            fields = [
-                f"{name}: {value.get('description', value['type'])}"
-                for name, value in body.get("properties", {}).items()
-            ]
-            fields += [f"?{each['name']}" for each in about.get("parameters", []) if each["in"] == "query"]
-            fields += ["with the token"] if about.get("security") else []
-            cells = (f"{method.upper()} {path}", about.get("summary", ""), "; ".join(fields))
-            rows.append("".join(f"<td>{html.escape(cell)}</td>" for cell in cells))
-    table = "".join(f"<tr>{row}</tr>" for row in rows)
+    """Return a page that lists the API, without scripts and without anything from elsewhere; it fits a phone."""
+    items = [
+        _route(path, method, about) for path, methods in schema["paths"].items() for method, about in methods.items()
+    ]
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>dualprompt: API</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark">'
         '<link rel="stylesheet" href="static/style.css"></head><body><main><h1>API</h1>'
-        "<table><thead><tr><th>Request</th><th>What it does</th><th>Fields</th></tr></thead>"
-        f"<tbody>{table}</tbody></table>"
+        f'<ul class="routes">{"".join(items)}</ul>'
         '<p>The whole schema: <a href="openapi.json">openapi.json</a></p></main></body></html>'
     )
+
+
+def _route(path: str, method: str, about: dict[str, Any]) -> str:
+    content = about.get("requestBody", {}).get("content", {})
+    body = next(iter(content.values()), {}).get("schema", {})
+    fields = [
+        f"{name}: {value.get('description', value.get('type', 'or null'))}"
+        for name, value in body.get("properties", {}).items()
+    ]
+    fields += [f"?{each['name']}" for each in about.get("parameters", []) if each["in"] == "query"]
+    fields += ["with the token"] if about.get("security") else []
+    sent = f" as {' or '.join(content)}" if content else ""
+    lines = [
+        f"<code>{html.escape(f'{method.upper()} {path}')}</code>",
+        f"<p>{html.escape(about.get('summary', '') + sent)}</p>",
+        f'<p class="hint">{html.escape("; ".join(fields))}</p>' if fields else "",
+    ]
+    return f"<li>{''.join(lines)}</li>"
