@@ -314,4 +314,6 @@ class ContinualLearner:
         backbone: str | None = None,
     ) -> ContinualLearner:
         """Return the model in a repository of the Hugging Face hub; `backbone` says where its backbone lies here."""
-        return cls.load(hub.download(repo_id, revision, token), device, backbone=backbone)
+        learner = cls.load(hub.download(repo_id, revision, token), device, backbone=backbone)
+        learner._done.append(f"pulled from {repo_id}")
+        return learner
