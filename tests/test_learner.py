@@ -34,7 +34,8 @@ from dualprompt.model.task import held_out
 from sandbox import World, call, contents, start, write_weights
 
 TINY = {"g_layers": [1], "e_layers": [2, 3], "g_length": 2, "e_length": 3, "train.batch_size": 4, "train.epochs": 2}
-FLAGS = [word for key, value in TINY.items() for word in (f"--{key if '.' in key else f'method.{key}'}", f"{value}")]
+FLAGS = ["--method", "dualprompt"]
+FLAGS += [word for key, value in TINY.items() for word in (f"--{key if '.' in key else f'method.{key}'}", f"{value}")]
 TASKS = {"spring": ("ash", "birch"), "summer": ("cedar", "elm"), "autumn": ("fir", "hazel")}
 
 
@@ -67,7 +68,7 @@ def kept(world: World, folders: dict[str, Path], tmp_path_factory: pytest.TempPa
 
 
 def empty(world: World, **options: Any) -> ContinualLearner:
-    return ContinualLearner(str(world.weights), options=TINY | options, device="cpu")
+    return ContinualLearner(str(world.weights), "dualprompt", options=TINY | options, device="cpu")
 
 
 def trees(world: World, *classes: str, split: str = "test") -> list[Path]:

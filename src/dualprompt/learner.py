@@ -32,7 +32,8 @@ from dualprompt.model.forgetting import forget
 from dualprompt.model.foundation import Foundation, Model
 from dualprompt.model.images import Data, ImageLike, gather, listed, named, pixels_of, read_all
 from dualprompt.model.names import Kind, free_name
-from dualprompt.model.results import Answer, Calibration, Evaluation, Level, Score, TaskInfo
+from dualprompt.model.prompting import Prompting, teach
+from dualprompt.model.results import Answer, Calibration, Evaluation, Level, Score, TaskInfo, Threshold
 from dualprompt.progress import SILENT, Progress
 from dualprompt.values import merge, nested
 
@@ -51,24 +52,47 @@ class ContinualLearner:
     def __init__(
         self,
         backbone: str = "embedded",
-        method: str = "dualprompt",
+        method: str = "dualprompt-lda",
         *,
         options: Mapping[str, Any] | None = None,
         input_size: int | None = None,
         device: str = "auto",
         seed: int = 0,
     ) -> None:
-        values: dict[str, Any] = {"method": {"name": method, **METHODS[method].learner_defaults}, "train": RECIPE}
+        own = METHODS[method].learner_defaults
+        train = RECIPE | own.get("train", {})
+        values: dict[str, Any] = {"method": {"name": method, **own}, "train": train}
+        values["method"].pop("train", None)
         for key, value in (options or {}).items():
             own = not key.startswith(("train.", "checkpoint."))
             values = merge(values, nested(f"method.{key}" if own else key, value))
         self._build_on(foundation.build(values, backbone, input_size, device, seed))
 
-    def _build_on(self, base: Foundation, model: Model | None = None, threshold: float | None = None) -> None:
+    def _build_on(self, base: Foundation, model: Model | None = None, limit: Threshold | None = None) -> None:
         self._base, self._model = base, model or base.model()
         self._changing = threading.RLock()
         self._done: list[str] = []  # since it was loaded or saved
-        self.threshold = threshold
+        self._limit = limit or Threshold()
+
+    @property
+    def threshold(self) -> float | None:
+        """Below which trust the answer is "none of these"; None: never.
+
+        Lessons set it, so that 99 % of the images left out of them get a class, unless it was set by hand.
+        """
+        return self._limit.value
+
+    @threshold.setter
+    def threshold(self, value: float | None) -> None:
+        self._limit = Threshold(value, "user")
+
+    def calibrate_by_lessons(self) -> None:
+        """Let lessons set the threshold, from now on and by those that were learned."""
+        self._limit = predicting.by_lessons(self._known().trust)
+
+    def _recalibrate(self) -> None:
+        if self._limit.by == "lessons":
+            self._limit = predicting.by_lessons(self._model.trust)
 
     @property
     def tasks(self) -> tuple[TaskInfo, ...]:
@@ -113,13 +137,17 @@ class ContinualLearner:
         again: bool = False,
         skip_bad: bool = False,
         work: str | Path | None = None,
+        prompts: Prompting = "auto",
+        minutes: float | None = None,
     ) -> TaskInfo:
         """Learn a new task: a folder of class folders, a mapping from classes to images, or a dataset.
 
-        A fifth of each class's images, at most 10 and none where there are fewer than 5, is held out and never trained
-        on: it gives the accuracy and what `calibrate` needs. A class that is known already is refused, or with `again`
-        learned once more, as a further expert for the same label. Images that cannot be read are refused, or with
-        `skip_bad` left out and noted in `progress`. If anything goes wrong, the model stays as it is.
+        One pass over the images gives a model in closed form, and each image is judged by all others: that gives the
+        accuracy and the threshold. `prompts` are trained as well where they win on held-out images within so many
+        `minutes` (`auto`: 2), `always`, or `never`. Methods that train throughout hold out a fifth of each class's
+        images instead, at most 10 and none where there are fewer than 5. A class that is known already is refused, or
+        with `again` learned once more, as a further expert for the same label. Images that cannot be read are refused,
+        or with `skip_bad` left out and noted in `progress`. If anything goes wrong, the model stays as it is.
         With `work`, a folder, learning that was interrupted goes on from its last checkpoint when it is asked for
         again; the folder is yours to remove afterwards.
         """
@@ -134,7 +162,8 @@ class ContinualLearner:
             with tempfile.TemporaryDirectory(prefix="dualprompt-") as temporary:
                 place = Path(temporary if work is None else work)
                 refuse_links(place)
-                learned = teaching.train(self._base, model, config, task_name, classes, pixels, place, progress)
+                lesson = teaching.Lesson(task_name, classes, pixels)
+                learned = teach(self._base, model, config, lesson, place, progress, prompts, minutes)
             self._change(learned, f"learned '{task_name}'")
             return learned.tasks[-1]
 
@@ -169,6 +198,7 @@ class ContinualLearner:
     def _change(self, model: Model, done: str) -> None:
         self._model = model
         self._done.append(done)
+        self._recalibrate()
 
     def pixels(self, image: ImageLike) -> np.ndarray:
         """Return an image as the network takes it, (side, side, 3) uint8: upright, RGB, squeezed to a square."""
@@ -235,13 +265,14 @@ class ContinualLearner:
     def calibrate(self, unknown: ImageLike | Sequence[ImageLike] | None = None, *, accept: float = 0.95) -> Calibration:
         """Set `threshold` so that `accept` of the held-out images of known classes get a class, the others none.
 
-        `unknown`, images or a folder of images that show none of the classes, tells what each threshold would refuse.
+        `unknown`, images or a folder of images that show none of the classes, tells what each threshold would refuse;
+        without, images of each class do, asked as if it were not known. Later lessons leave the threshold as it is.
         """
-        known = predicting.known_scores(self._known().trust, accept)
-        strange = np.empty(0)
+        trust, strange = self._known().trust, None
+        predicting.known_scores(trust, accept)  # or say why there are none
         if unknown is not None:
             strange = np.array([answer.trust for answer in self.predict(listed(unknown)[0], top_k=1)])
-        found = predicting.calibration(known, strange, accept)
+        found = predicting.calibration(trust, strange, accept)
         self.threshold = found.threshold
         return found
 
@@ -269,7 +300,7 @@ class ContinualLearner:
 
     def info(self) -> dict[str, Any]:
         """Return what it knows and what it is made of, as JSON has it."""
-        return saving.info(self._base, self._model, self.threshold)
+        return saving.info(self._base, self._model, self._limit)
 
     def save(self, path: str | Path, *, held: bool = False, versions: int | None = None) -> Path:
         """Keep it in a folder, in place of the model that is there; an interrupted save leaves the old one.
@@ -281,7 +312,7 @@ class ContinualLearner:
         path = Path(path).expanduser()
         others = contextlib.nullcontext() if held or not saved.is_model(path) else saved.held(path)
         with self._changing, others:
-            facts = saving.facts(self._base, self._model, self.threshold)
+            facts = saving.facts(self._base, self._model, self._limit)
             why = "; ".join(self._done) or "saved"
             saved.write(path, facts, self._model.state, card.text(self.info()), why, versions)
             self._done = []

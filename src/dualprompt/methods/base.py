@@ -17,7 +17,17 @@ from dualprompt.config import METHODS as REGISTRY
 from dualprompt.config import Strict, parse
 from dualprompt.derived import Deriving
 from dualprompt.errors import DualPromptError, nearest
-from dualprompt.methods.contract import Batch, BufferPlan, Phase, Prediction, Step, StreamKind, TaskView
+from dualprompt.methods.contract import (
+    Batch,
+    BufferPlan,
+    Phase,
+    Prediction,
+    Step,
+    StreamKind,
+    TaskView,
+    Trial,
+    Verdicts,
+)
 from dualprompt.methods.counts import Parameters
 from dualprompt.registry import Registry
 
@@ -85,6 +95,12 @@ class Method(Deriving, ABC, Generic[C]):
     # None: it takes what comes.
     needs_new_labels: ClassVar[str | None] = "nobody has said what it does with a label that comes back"
     needs_borders: ClassVar[str | None] = "it learns task by task"
+
+    # Whether it judges each image of a task by all others, so that none needs to be held out.
+    judges_itself: ClassVar[bool] = False
+    # Of the newest images, for a method that can tell; not kept with its state.
+    verdicts: Verdicts | None = None
+    trial: Trial | None = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -13,7 +14,8 @@ from dualprompt.data.folder import one_form, refuse_case
 from dualprompt.data.images import Images
 from dualprompt.data.stream import Experience, Subset
 from dualprompt.errors import DualPromptError, nearest
-from dualprompt.methods.base import Batch
+from dualprompt.methods.base import METHODS, Batch
+from dualprompt.model import outcomes
 from dualprompt.model.forgetting import compact
 from dualprompt.model.foundation import Foundation, Model
 from dualprompt.model.images import ImageLike
@@ -71,10 +73,8 @@ def _called(foundation: Foundation, model: Model, labels: Sequence[str], name: s
         replace(task, classes=tuple(dict.fromkeys(new.get(label, label) for label in task.classes)))
         for task in model.tasks
     )
-    trust: dict[int, dict[str, list[float]]] = {}
-    for number, own in model.trust.items():
-        for label, scores in own.items():
-            trust.setdefault(number, {}).setdefault(new.get(label, label), []).extend(scores)
+    trust = outcomes.renamed(model.trust, new)
+    tasks = tuple(outcomes.remeasured(task, trust) for task in tasks)
     return foundation.model(tasks, rows, model.next_id, trust, state=model.state)
 
 
@@ -88,14 +88,15 @@ def more(
     """Return a model that has added images to known classes, and the tasks that these are of; its method takes more.
 
     `classes` name the images of each class, whose `pixels` follow each other in the same order. Some are held out, as
-    in a lesson. An image of a class with several rows goes to the row that it fits best.
+    in a lesson, unless the method leaves one out after the other. An image of a class with several rows goes to the row
+    that it fits best.
     """
     config, names = foundation.config, tuple(classes)
     alive: tuple[HeadRow, ...] = tuple(row for row in model.rows if row is not None)
     state = compact(foundation, model.state, model.rows).state()
     before = foundation.model(model.tasks, alive, model.next_id, model.trust, state)
     labels = np.repeat(np.arange(len(names)), [len(own) for own in classes.values()])
-    held = held_out(labels, names, config.seed)
+    held = held_out(labels, names, config.seed) & (not METHODS[foundation.options.name].judges_itself)
     rows = _rows_of(foundation, before, pixels, [names[label] for label in labels])
     method = foundation.method(state)
     feed = Feed(config, foundation.view, foundation.backbones, launch(config), progress)
@@ -145,26 +146,28 @@ def _noted(
         held: which images were held out.
     """
     owners = [row for i in rows if (row := model.rows[i]) is not None]
-    answers = iter(answers_to(foundation, model, pixels[held], top_k=1) if held.any() else ())
     trust = {number: {label: list(own) for label, own in task.items()} for number, task in model.trust.items()}
-    right: dict[int, list[bool]] = {}
-    for (number, label), apart in zip(owners, held, strict=True):
-        if apart:
-            answer = next(answers)
-            right.setdefault(number, []).append(answer.top[0].label == label)
-            trust.setdefault(number, {}).setdefault(label, []).append(round(answer.trust, 4))
-    tasks = []
-    for task in model.tasks:
-        count = sum(number == task.id for number, _ in owners)
-        before = sum(map(len, model.trust.get(task.id, {}).values()))
-        accuracy = _both(task.accuracy, before, right.get(task.id, []))
-        tasks.append(replace(task, images=task.images + count, accuracy=accuracy))
-    numbers = {number for number, _ in owners}
-    return replace(model, tasks=tuple(tasks), trust=trust), tuple(task for task in tasks if task.id in numbers)
+    for (number, label), outcome in _judged(foundation, model, pixels[held], rows[held]):
+        trust.setdefault(number, {}).setdefault(label, []).append(outcome)
+    count = Counter(number for number, _ in owners)
+    tasks = tuple(
+        outcomes.remeasured(replace(task, images=task.images + count[task.id]), trust) if task.id in count else task
+        for task in model.tasks
+    )
+    return replace(model, tasks=tasks, trust=trust), tuple(task for task in tasks if task.id in count)
 
 
-def _both(accuracy: float | None, images: int, right: Sequence[bool]) -> float | None:
-    """Return the accuracy on images held out in earlier lessons and in this one, in percent."""
-    if not right or (accuracy is None and images):  # what was measured then was of a class that is gone
-        return accuracy
-    return ((accuracy or 0.0) * images + 100 * sum(right)) / (images + len(right))
+def _judged(
+    foundation: Foundation, model: Model, pixels: np.ndarray, rows: np.ndarray
+) -> list[tuple[HeadRow, outcomes.Outcome]]:
+    """Return what is said of images that a model was not made of, with the rows of the head that they are of."""
+    verdicts = model.method.verdicts
+    if verdicts is not None:
+        rows = verdicts.labels.cpu().numpy()
+    owners = [row for i in rows if (row := model.rows[i]) is not None]
+    if verdicts is not None:
+        found = outcomes.of_verdicts(model.network, verdicts, [label for _, label in owners])
+    else:
+        answers = answers_to(foundation, model, pixels, outcomes.RANKED) if len(pixels) else []
+        found = outcomes.of_answers(answers)
+    return list(zip(owners, found, strict=True))

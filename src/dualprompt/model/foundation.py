@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
@@ -16,12 +15,10 @@ from dualprompt.data.views import View
 from dualprompt.errors import DualPromptError
 from dualprompt.methods.base import METHODS, Method, MethodConfig, method_config
 from dualprompt.model.network import Network, Rows, refuse_larger
+from dualprompt.model.outcomes import Outcomes
 from dualprompt.model.results import TaskInfo
 from dualprompt.run.checkpoint import State
 from dualprompt.training.distributed import compute_dtype
-
-# How sure it was of each held-out image, by task and class.
-Trust: TypeAlias = Mapping[int, Mapping[str, Sequence[float]]]
 
 
 @dataclass(frozen=True)
@@ -33,7 +30,7 @@ class Model:
     tasks: tuple[TaskInfo, ...] = ()
     rows: Rows = ()
     next_id: int = 1
-    trust: Trust = field(default_factory=dict)
+    trust: Outcomes = field(default_factory=dict)
 
     @property
     def state(self) -> State:
@@ -72,7 +69,7 @@ class Foundation:
         tasks: tuple[TaskInfo, ...] = (),
         rows: Rows = (),
         next_id: int = 1,
-        trust: Trust | None = None,
+        trust: Outcomes | None = None,
         state: State | None = None,
         method: Method | None = None,
     ) -> Model:

@@ -57,13 +57,13 @@ class Network(nn.Module):
         images = normalise(pixels.permute(0, 3, 1, 2).float() / 255, self.mean, self.std)
         shown = images.to(self.method.backbone.dtype)
         found = self.method.answer(Batch(lambda: shown, torch.zeros_like(pixels[:, 0, 0, 0], dtype=torch.int64)))
-        logits = self._of_labels(found.logits.float())
+        logits = self.of_labels(found.logits.float())
         probability, best = logits.softmax(dim=1).max(dim=1)
         task = self.task_of[best] if found.selected is None else found.selected
         similarity = probability if found.similarity is None else found.similarity.float()
         return logits, task, similarity
 
-    def _of_labels(self, logits: Tensor) -> Tensor:
+    def of_labels(self, logits: Tensor) -> Tensor:
         """Return the logits of labels from those of all rows: the probabilities of a label's rows add up."""
         if self.columns.shape[1] == 1:
             return logits[:, self.columns[:, 0]]

@@ -19,7 +19,7 @@ import secrets
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import AfterValidator, Field, model_validator
@@ -73,6 +73,16 @@ class BackboneRecord(Record):
     input_size: int | None
 
 
+class PromptRecord(Record):
+    """Whether prompts were trained in a lesson, and why."""
+
+    used: bool
+    why: str
+    held: Count
+    without: Count
+    with_prompts: Count
+
+
 class TaskRecord(Record):
     """What is known of a task."""
 
@@ -83,7 +93,18 @@ class TaskRecord(Record):
     learned: str
     bytes: Count
     accuracy: Percent | None
+    held: Count | None = None  # None: as many as there are trusts
+    correct: Count = 0
+    left_one_out: bool = False
+    interval: tuple[Percent, Percent] | None = None  # for people; it follows from the others
+    prompts: PromptRecord | None = None
     measured: dict[_Id, Percent] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _counted(self) -> TaskRecord:
+        if self.held is not None and self.correct > self.held:
+            raise ValueError("more of its images are right than were held out")
+        return self
 
 
 class VersionRecord(Record):
@@ -104,10 +125,12 @@ class ModelRecord(Record):
     train: dict[str, Any]
     seed: Count
     threshold: float | None
+    threshold_by: Literal["lessons", "user"] = "user"
     tasks: list[TaskRecord]
     rows: list[tuple[_Id, _Label] | None]  # of the head: the task that taught it and its label; None: forgotten
     next_id: _Id
-    trust: list[tuple[_Id, dict[_Label, list[float]]]]
+    # Of each image held or left out: how sure it was, how sure if the class were not known, and the best labels.
+    trust: list[tuple[_Id, dict[_Label, list[float | tuple[float, float | None, list[_Label]]]]]]
     tensors: TensorsRecord
     version: VersionRecord = VersionRecord()
 

@@ -46,6 +46,7 @@ def task_view(
         batches=partial(_batches, method, feed, task.train),
         reserved=partial(_batches, method, feed, reserved),
         held_out=partial(_batches, method, feed, held_out),
+        apart=None if held_out is None else torch.isin(task.train.indices, held_out.indices),
         judged=partial(_batches, method, feed, shown),
     )
 
