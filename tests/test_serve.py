@@ -6,7 +6,6 @@ import asyncio
 import io
 import json
 import os
-import re
 import signal
 import sys
 import time
@@ -425,7 +424,7 @@ def test_a_batch_that_cores_share_is_answered_in_order(world: World, model: Path
     try:
         for size in range(1, 8):
             found = served.answers(pixels[:size], top_k[:size])
-            for (answer, version), expected in zip(found, alone[:size], strict=True):
+            for (answer, version, _), expected in zip(found, alone[:size], strict=True):
                 assert version == served.version
                 assert [score.label for score in answer.top] == [score.label for score in expected.top]
                 assert answer.probability == pytest.approx(expected.probability, abs=1e-5)

@@ -80,7 +80,7 @@ def add_serve(command: Parser) -> None:
         help="keep images with unsure or corrected answers so long, for people to look at (default: none is kept)",
     )
     command.add_argument("--backbone", help="of a new model: embedded, a known name, a hub id, or a weights file")
-    command.add_argument("--method", help="of a new model: see `dualprompt list methods` (default: dualprompt)")
+    command.add_argument("--method", help="of a new model: see `dualprompt list methods` (default: dualprompt-lda)")
     command.add_argument("--input-size", type=int, help="of a new model: pixels a side (default: the checkpoint's)")
     command.add_argument("--max-batch", type=int, default=16, help="images predicted together (default: %(default)s)")
 

@@ -16,7 +16,7 @@ UNSURE = 0.5  # a probability below this, where the model has no threshold
 
 def is_unsure(answer: Answer) -> bool:
     """Return whether an answer is 'none of these', or of a class that is less probable than all others together."""
-    return answer.label is None or answer.probability < UNSURE
+    return answer.label is None or answer.top[0].probability < UNSURE
 
 
 @dataclass

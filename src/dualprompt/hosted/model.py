@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,14 +27,20 @@ Changed = TypeVar("Changed")
 
 
 class Versioned(NamedTuple):
-    """An answer, and the version of the model that gave it."""
+    """An answer that always names a class, the version of the model that gave it, and that model's threshold."""
 
     answer: Answer
     version: str
+    threshold: float | None
+
+    def decided(self, threshold: float | None = None) -> Answer:
+        """Return the answer by the model's threshold, or by another."""
+        least = self.threshold if threshold is None else threshold
+        return self.answer if least is None or self.answer.trust >= least else self.answer.as_none()
 
 
 class Loaded(NamedTuple):
-    """A learner, the version of its model, and the same learner as the engine computes it."""
+    """A learner, the version of its model, and the same learner without a threshold, as the engine computes it."""
 
     learner: ContinualLearner
     version: str
@@ -95,16 +102,17 @@ class ServedModel:
 
     def answers(self, pixels: np.ndarray, top_k: Sequence[int]) -> list[Versioned]:
         """Return the answers for pictures, (pictures, side, side, 3) uint8, each with its own number of classes."""
-        learner, version = self._loaded.answering, self._loaded.version
+        loaded = self._loaded
         pieces = np.array_split(pixels, min(self._cores, len(pixels)))
         threads = self._cores // len(pieces)
 
         def answer(piece: np.ndarray) -> list[Answer]:
             torch.set_num_threads(threads)  # of this thread alone; by default all cores share one image
-            return learner.predict_pixels(piece, max(top_k))
+            return loaded.answering.predict_pixels(piece, max(top_k))
 
         found = answer(pixels) if len(pieces) == 1 else itertools.chain(*self._pool.map(answer, pieces))
-        return [Versioned(_shortened(answer, k), version) for answer, k in zip(found, top_k, strict=True)]
+        told = (loaded.version, loaded.learner.threshold)
+        return [Versioned(_shortened(answer, k), *told) for answer, k in zip(found, top_k, strict=True)]
 
     def reload(self) -> None:
         """Replace the learner by what is saved, in one step; keep the old one if that cannot be loaded."""
@@ -116,7 +124,7 @@ class ServedModel:
         loaded = self._loaded
         if self.engine.name == "torch" or not loaded.learner.classes or loaded.agreement:
             return None
-        answering, agreement = faster(loaded.learner, self.engine, self.work)
+        answering, agreement = faster(loaded.answering, self.engine, self.work)
         if self._loaded is not loaded:
             return None
         self._loaded = loaded._replace(answering=answering, agreement=agreement)
@@ -155,16 +163,26 @@ class ServedModel:
 
     def _load(self) -> Loaded:
         learner = ContinualLearner.load(self.path, self.device)
-        return Loaded(learner, digest(read_json(self.path / "model.json"))[:12], learner)
+        answering = copy.copy(learner)
+        answering.threshold = None
+        return Loaded(learner, digest(read_json(self.path / "model.json"))[:12], answering)
 
 
 def _shortened(answer: Answer, count: int) -> Answer:
     return replace(answer, top=answer.top[:count])
 
 
+def _levels(learner: ContinualLearner) -> list[dict[str, Any]]:
+    """Return what thresholds would do, as far as lessons tell it."""
+    try:
+        return copy.copy(learner).calibrate().to_dict()["levels"]
+    except DualPromptError:  # nothing was learned, or held out
+        return []
+
+
 def describe(model: ServedModel) -> dict[str, Any]:
     """Return what clients may know of the model."""
-    found = model.learner.info()
+    found: dict[str, Any] = model.learner.info()
     names = {key: found[key]["name"] for key in ("backbone", "method")}
     engine = model.engine.to_dict() | {"agreement": model.agreement.to_dict() if model.agreement else None}
-    return found | names | {"details": found, "engine": engine, "version": __version__, "model_version": model.version}
+    return found | names | {"details": found, "levels": _levels(model.learner), "engine": engine, "version": __version__, "model_version": model.version}

@@ -38,8 +38,8 @@ class Prediction(Reply):
 
     path: str | None = Field(description="the file's name as it was sent")
     label: str | None = Field(description="the class; null: none of those it knows")
-    probability: float = Field(description="of the best class, among all known ones")
-    task: str | None = Field(description="the lesson that the image is most like")
+    probability: float | None = Field(description="of that class, among all known ones; null: there is none")
+    task: str | None = Field(description="the lesson that taught that class")
     similarity: float = Field(description="how like that lesson's images it is")
     top: list[ClassScore] = Field(description="the best classes, best first")
     version: str = Field(description="of the model that answered")
@@ -68,7 +68,18 @@ class Task(Reply):
     images: int
     learned: str
     bytes: int
-    accuracy: float | None
+    accuracy: float | None = Field(description="percent of the images held or left out; null: not measured")
+    held: int = Field(description="images behind the accuracy")
+    correct: int
+    interval: tuple[float, float] | None = Field(description="percent, where the accuracy lies with 95 % confidence")
+
+
+class Level(Reply):
+    """What a threshold does, as far as lessons tell it."""
+
+    threshold: float
+    accepted: float = Field(description="percent of images of known classes that get a class")
+    rejected: float | None = Field(description="percent of images of unknown classes that get none")
 
 
 class ModelInfo(Reply):
@@ -77,6 +88,7 @@ class ModelInfo(Reply):
     classes: list[str]
     tasks: list[Task]
     threshold: float | None = Field(description="below it the answer is 'none of these'; null: never")
+    levels: list[Level]
     side: int
     bytes: int
     backbone: str

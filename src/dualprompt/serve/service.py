@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
@@ -145,11 +145,9 @@ class Service:
         async def answer(part: Part, content: bytes, found: np.ndarray | Refusal) -> dict[str, Any]:
             if isinstance(found, Refusal):
                 return {"path": part.filename or None, "error": found.message, "status": found.status}
-            answer, version = await self.batcher.ask(found, top_k)
-            self._note(answer, part.filename or "image", content)
-            if threshold is not None:
-                answer = replace(answer, label=answer.top[0].label if answer.trust >= threshold else None)
-            return answer.to_dict() | {"path": part.filename or None, "version": version}
+            told = await self.batcher.ask(found, top_k)
+            self._note(told.decided(), part.filename or "image", content)
+            return told.decided(threshold).to_dict() | {"path": part.filename or None, "version": told.version}
 
         return await asyncio.gather(*map(answer, parts, (content for _, content in named), pixels))
 

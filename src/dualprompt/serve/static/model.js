@@ -1,6 +1,6 @@
 // Model: what it knows, how well, and everything that changes it without new classes: names, forgetting, undo.
 
-import { $, button, call, confirmed, count, icon, list, make, paragraph, percent, rightOf, say, size } from "./base.js";
+import { $, button, call, confirmed, count, icon, list, make, paragraph, rightOf, say, size } from "./base.js";
 import { chosen, classesOf, isPicture, order } from "./pictures.js";
 import { teachMore } from "./teach.js";
 
@@ -60,9 +60,8 @@ function drawFacts() {
 
 /** How many of the pictures held out were right, with the count and an interval where they are told. */
 export function measured({ accuracy, held, correct }) {
-  if (typeof accuracy !== "number") return "Too few pictures to measure it";
-  if (held) return `${rightOf(correct, held)} of the pictures held out`;
-  return `${accuracy.toFixed(1)} % right on pictures held out`;
+  if (typeof accuracy !== "number") return "Too few pictures to measure how well";
+  return held ? `${rightOf(correct, held)} of those left out to measure it` : `${accuracy.toFixed(1)} % right`;
 }
 
 // Lessons and classes
@@ -179,17 +178,17 @@ function drawThreshold() {
   tellThreshold();
 }
 
-/** Say what the slider's place does to pictures of known classes, as far as that was measured. */
+/** Say what the slider's place does, as far as lessons tell it. */
 function tellThreshold() {
   const value = Number($("none-slider").value);
-  const levels = [...(model.levels ?? [])].sort((one, other) => one.threshold - other.threshold);
-  const kept = levels.filter(({ threshold }) => threshold >= value)[0];
+  const level = model.levels.find(({ threshold }) => threshold >= value);
   const words = value === 0 ? "Off: every picture gets a class." : `Below ${value.toFixed(2)} it says “none of these”.`;
-  const told = kept && value > 0 ? ` At least ${percent(kept.accepted / 100)} of the pictures held out still get a class.` : "";
-  const strict = !kept && levels.length && value > 0 ? ` Fewer than ${percent(levels.at(-1).accepted / 100)} of the pictures held out still get a class.` : "";
-  $("none-words").textContent = words + told + strict;
+  const most = model.levels.length ? Math.min(...model.levels.map(({ accepted }) => accepted)) : 0;
+  const known = level ? ` About ${level.accepted.toFixed(0)} % of pictures of its classes get a class` : ` Fewer than ${most.toFixed(0)} % of pictures of its classes get a class`;
+  const strange = typeof level?.rejected === "number" ? `, and ${level.rejected.toFixed(0)} % of other pictures get none.` : ".";
+  $("none-words").textContent = words + (value > 0 && model.levels.length ? known + strange : "");
   $("none-slider").setAttribute("aria-valuetext", words);
-  $("none-save").disabled = value === (model.threshold ?? 0);
+  $("none-save").disabled = value === Math.round(100 * (model.threshold ?? 0)) / 100;
 }
 
 // How well it does
@@ -219,10 +218,13 @@ function drawMatrix() {
   table($("matrix"), names, rows.map((values, at) => ({ name: names[at], values })), told);
 }
 
-/** What each class was taken for, by pictures that were held out while learning, where the model tells it. */
+/** What each class was taken for, by pictures that were left out while learning, where the model tells it. */
 function drawHeldOut() {
-  const found = model.confusion;
-  if (found?.counts) drawConfusion(found.classes, found.classes, found.counts, "Pictures held out while learning.");
+  const found = model.accuracy?.confusion ?? {};
+  const names = model.classes.filter((name) => name in found);
+  const columns = [...names, ...new Set(Object.values(found).flatMap(Object.keys).filter((name) => !names.includes(name)))];
+  const counts = names.map((name) => columns.map((column) => found[name][column] ?? 0));
+  drawConfusion(names, columns, counts, "Pictures left out while learning.");
 }
 
 /** Show what pictures of each class (rows) were answered with (columns, first the same classes), and how many were right. */
