@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dualprompt import __version__
-from dualprompt.commands import change, look, models, runs, ship, studies, tables
+from dualprompt.commands import change, check, look, models, runs, ship, studies, tables
 from dualprompt.commands.common import Commands, Parser
 from dualprompt.errors import DualPromptError, InterruptedRunError, LostProcessError, nearest, one_line
 from dualprompt.progress import speaks
@@ -32,6 +32,7 @@ examples:
   dualprompt list methods
   dualprompt bench --quick
   dualprompt data get cifar100
+  dualprompt check photos/january                          what is left out, copied, blurred or mislabelled
   dualprompt learn my-model photos/january                 teach it a folder of class folders; again in February
   dualprompt predict my-model picture.jpg more-pictures/
   dualprompt more my-model new-photos                      more images of classes it knows
@@ -170,7 +171,7 @@ def build_parser() -> tuple[Parser, Commands]:
     )
     parser.add_argument("--version", action="version", version=f"dualprompt {__version__}")
     commands = Commands(parser)
-    for module in (runs, tables, studies, look, models, change, ship):
+    for module in (runs, tables, studies, look, check, models, change, ship):
         module.add(commands)
     return parser, commands
 
