@@ -185,14 +185,5 @@ def describe(model: ServedModel) -> dict[str, Any]:
     found: dict[str, Any] = model.learner.info()
     names = {key: found[key]["name"] for key in ("backbone", "method")}
     engine = model.engine.to_dict() | {"agreement": model.agreement.to_dict() if model.agreement else None}
-    return (
-        found
-        | names
-        | {
-            "details": found,
-            "levels": _levels(model.learner),
-            "engine": engine,
-            "version": __version__,
-            "model_version": model.version,
-        }
-    )
+    told = {"levels": _levels(model.learner), "engine": engine, "version": __version__, "model_version": model.version}
+    return found | names | {"details": found} | told

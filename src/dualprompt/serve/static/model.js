@@ -61,7 +61,7 @@ function drawFacts() {
 /** How many of the pictures held out were right, with the count and an interval where they are told. */
 export function measured({ accuracy, held, correct }) {
   if (typeof accuracy !== "number") return "Too few pictures to measure how well";
-  return held ? `${rightOf(correct, held)} of those left out to measure it` : `${accuracy.toFixed(1)} % right`;
+  return held ? `${rightOf(correct, held)}, of pictures left out to measure it` : `${accuracy.toFixed(1)} % right`;
 }
 
 // Lessons and classes
