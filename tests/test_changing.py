@@ -25,10 +25,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "ranpac": {"projection": 40, "strength": 3.0},
     "dualprompt-rp": {**PROMPTS, "projection": 40},
     "dualprompt": PROMPTS,
+    "dualprompt-lda": {},
     "simple-cil": {},
 }
 EXACT = ("lda", "klda", "ridge", "ranpac")
-SEVERAL = (*EXACT, "dualprompt-rp", "dualprompt", "simple-cil")
+SEVERAL = (*EXACT, "dualprompt-rp", "dualprompt-lda", "dualprompt", "simple-cil")
 
 
 def made(world: World, method: str, **options: Any) -> ContinualLearner:
