@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dualprompt import __version__
-from dualprompt.commands import check, look, models, runs, ship, studies, tables
+from dualprompt.commands import check, look, models, runs, ship, studies, tables, watch
 from dualprompt.commands.common import Commands, Parser
 from dualprompt.errors import DualPromptError, InterruptedRunError, LostProcessError, nearest, one_line
 from dualprompt.progress import speaks
@@ -35,6 +35,7 @@ examples:
   dualprompt check photos/january                          what is left out, copied, blurred or mislabelled
   dualprompt learn my-model photos/january                 teach it a folder of class folders; again in February
   dualprompt predict my-model picture.jpg more-pictures/
+  dualprompt watch my-model inbox --sort sorted            label pictures as they come
   dualprompt forget my-model january
   dualprompt export my-model --to onnx --int8
   dualprompt serve my-model                                a page and an HTTP API on this machine
@@ -169,7 +170,7 @@ def build_parser() -> tuple[Parser, Commands]:
     )
     parser.add_argument("--version", action="version", version=f"dualprompt {__version__}")
     commands = Commands(parser)
-    for module in (runs, tables, studies, look, check, models, ship):
+    for module in (runs, tables, studies, look, check, models, watch, ship):
         module.add(commands)
     return parser, commands
 
