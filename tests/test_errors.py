@@ -40,7 +40,7 @@ def refused(*arguments: object, out: Path) -> str:
 @pytest.mark.parametrize(
     ("options", "parts"),
     [
-        (["--method", "dualpromt"], ["unknown method 'dualpromt'", "did you mean 'dualprompt'?", "frozen-head"]),
+        (["--method", "dualpromt"], ["unknown method 'dualpromt'", "did you mean 'dualprompt'?"]),
         (["--recipe", "ofical"], ["has no recipe 'ofical'", "known: augmented, plain"]),
         (["--backbone", "embeded"], ["unknown backbone 'embeded'", "did you mean 'embedded'?"]),
         (["--backbone", "absent.safetensors"], ["absent.safetensors does not exist"]),

@@ -15,7 +15,7 @@ from torch import Tensor
 from dualprompt.errors import DualPromptError
 from dualprompt.learner import ContinualLearner
 from dualprompt.methods.base import METHODS, Batch, Method, MethodConfig, Prediction, Selection, TaskView, method_config
-from helpers import batch_of, random_images, task_view, tiny_vit
+from helpers import backbone_for, batch_of, random_images, task_view, tiny_vit
 
 # Models of nine classes in three tasks, of which one class was forgotten, and what they answered then: after that,
 # after a whole task was forgotten, another class, and two more classes learned. An older version made them.
@@ -55,7 +55,7 @@ def test_models_of_long_ago_answer_forget_and_learn_as_they_did(name: str, tmp_p
 def after(name: str, tasks: int, **options: Any) -> Method:
     """A method that has been through so many tasks of three classes, without any step."""
     images, labels = random_images(6), torch.arange(6) % 3
-    method = METHODS[name](method_config({"name": name, **options}), tiny_vit(depth=12))
+    method = METHODS[name](method_config({"name": name, **options}), backbone_for(name))
     queries = method.backbone(images)
     for index in range(tasks):
         view = task_view(index, queries=queries, images=images, labels=labels + 3 * index)
@@ -69,13 +69,14 @@ def after(name: str, tasks: int, **options: Any) -> Method:
 
 # What a task adds that is not its own: components whose sum every image gets; corrections that rehearsal methods, which
 # no learner has, never forget.
+GROW = ("dynaer", "rpsnet", "supsup")  # networks, not states; no learner has them
 EVERYBODYS = {"coda-prompt": ("prompt", "key", "attention"), "bic": ("correction",)}
 
 
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        *((name, {}) for name in METHODS.names()),
+        *((name, {}) for name in METHODS.names() if name not in GROW),
         ("dualprompt", {"head": "ridge", "matching": "keys", "keys_per_task": 2}),
         ("dualprompt", {"head": "gaussian", "matching": "gaussian", "align_steps": 2}),
         ("l2p", {"pool": "by_task"}),
@@ -90,6 +91,13 @@ def test_what_a_task_adds_is_its_own_or_said_to_be_everybodys(name: str, options
     assert three.owned_by(2).keys() == added - others
     assert len(others) == len(EVERYBODYS.get(name, ()))
     assert all(value.shape == three.state()[key].shape for key, value in three.owned_by(2).items())
+
+
+@pytest.mark.parametrize("name", GROW)
+def test_networks_that_grow_are_for_no_learner(name: str) -> None:
+    why = "does not say what it keeps for a task|trains the backbone or keeps images"
+    with pytest.raises(DualPromptError, match=f"'{name}' ({why})"):
+        ContinualLearner("resnet18-cifar-nf4", name, device="cpu")
 
 
 class Silent(Method[MethodConfig]):

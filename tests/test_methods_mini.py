@@ -39,7 +39,7 @@ OWN: dict[str, dict[str, Any]] = {
     "ranpac": {"method.projection": 200},
     "dualprompt-rp": {"method.projection": 200, "method.e_layers": [3, 4, 5]},
 }
-# Methods that train a ResNet from scratch, in a test of their own: FT-seq has no network that they could be held to.
+# Methods that train a network from scratch, in a test of their own: FT-seq has no network that they could be held to.
 FROM_SCRATCH: dict[str, dict[str, Any]] = {
     "dualnet": {
         "backbone.name": "resnet18-cifar-pool-nf4",
@@ -47,6 +47,24 @@ FROM_SCRATCH: dict[str, dict[str, Any]] = {
         "train.batch_size": 10,
         "method.outer": 1,
         "method.slow_batch": 8,
+    },
+    "dynaer": {
+        "backbone.name": "resnet18-cifar-nf8",
+        "train.epochs": 8,
+        "train.batch_size": 8,
+        "train.lr": 0.05,
+        "method.buffer_size": 48,
+        "method.warmup_epochs": 1,
+        "method.classifier_epochs": 10,
+    },
+    "rpsnet": {
+        "train.epochs": 15,
+        "train.batch_size": 8,
+        "train.lr": 0.002,
+        "method.buffer_size": 48,
+        "method.width": 4,
+        "method.modules": 2,
+        "method.tasks_per_path": 1,
     },
     "supsup": {"backbone.name": "resnet18-cifar-nf8", "train.epochs": 10, "train.lr": 0.01},
 }
@@ -96,16 +114,16 @@ def test_ft_seq_forgets_more_than(name: str, learn: Learn) -> None:
 
 
 @pytest.mark.parametrize("name", FROM_SCRATCH)
-def test_a_resnet_learns_from_scratch_by(name: str, tmp_path: Path) -> None:
+def test_a_network_learns_from_scratch_by(name: str, tmp_path: Path) -> None:
     small = {"backbone.input_size": 32, "method.name": name}
     config = group.plan([compose("mini", None, LITTLE | small | FROM_SCRATCH[name])], baseline=False)[0].config
     setup = prepare(config)
     result = train(setup, Run.create(tmp_path / "run", config, setup.stream, setup.weights, setup.precision))
     (first,), (left, newest) = result["accuracy_matrix"]
     assert first > 60
-    if name == "dualnet":
-        assert left > 40
-        assert newest > 40
+    if name != "supsup":
+        assert left > 40, "chance is 17 %"
+        assert newest > 30
         return
     # Who is told the task has forgotten nothing; who has to find it may take one for the other.
     known = [score.accuracy for score in evaluate(setup.method, setup.feed, setup.evaluated(2), "oracle")]

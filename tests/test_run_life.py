@@ -60,7 +60,10 @@ def change_weights(world: World, run: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (edit_manifest, "the config in {run}/manifest.json was changed after the run began; undo the change or start"),
+        (
+            edit_manifest,
+            "the config in {run}/manifest.json was changed after the run began, or an older",
+        ),
         (alter_image, "the data of run {run} changed since it began; restore the images or start a new run"),
         (add_image, "the data of run {run} changed since it began; restore the images or start a new run"),
         (rename_class, "the data of run {run} changed since it began; restore the images or start a new run"),

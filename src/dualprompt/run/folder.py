@@ -26,7 +26,7 @@ from dualprompt.metrics import summarise
 from dualprompt.progress import Progress
 from dualprompt.run.checkpoint import Checkpoints, State
 from dualprompt.run.code import code_of
-from dualprompt.run.identity import Identity, config_digest, digest_of_all
+from dualprompt.run.identity import Identity, digest_of
 from dualprompt.run.provenance import git_state, versions
 from dualprompt.run.records import LogLine, ManifestRecord, ResultRecord
 
@@ -114,11 +114,10 @@ class Run:
         """Return the resolved config of this run, refusing one that was edited after the start."""
         manifest = self.manifest()
         config = config_in(self.manifest_path, manifest["config"])
-        # Runs once began under a hash that held the evaluation's batch size.
-        if manifest["identity"]["config"] not in (config_digest(config), digest_of_all(config)):
+        if manifest["identity"]["config"] != digest_of(manifest["config"]):
             raise DualPromptError(
-                f"the config in {self.manifest_path} was changed after the run began; "
-                "undo the change or start a new run"
+                f"the config in {self.manifest_path} was changed after the run began, or an older dualprompt began "
+                "it; undo the change or start a new run"
             )
         return config
 

@@ -2,47 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from dualprompt.backbones.weights import CheckpointInfo
-from dualprompt.config import EvaluateConfig, RunConfig
+from dualprompt.config import RunConfig
 from dualprompt.data.stream import Stream
 from dualprompt.files import digest
 from dualprompt.run.code import code_of
 
 # Carrying a run out elsewhere, saving it more often or showing it to a tracker does not change what it is.
 CIRCUMSTANCES = {"device", "devices", "nodes", "checkpoint", "compile", "track"}
-# Options that came later: at these values a run is what it was before they existed, and keeps its identity.
-ADDED: dict[str, dict[str, Any]] = {
-    "benchmark": {"test_per_class": None, "stream": "class"},
-    "train": {
-        "optimiser": "adam",
-        "momentum": 0.9,
-        "nesterov": False,
-        "schedule": "constant",
-        "milestones": [],
-        "gamma": 0.1,
-        "warmup_epochs": 0,
-        "weight_decay": 0.0,
-        "decay": "decoupled",
-        "rotation": 0.0,
-        "jitter": [0.0, 0.0, 0.0, 0.0],
-    },
-    "method": {
-        "head_lr": None,
-        "head": "linear",
-        "matching": "key",
-        "ridge_strength": None,
-        "align_steps": 300,
-        "align_lr": 0.01,
-        "keys_per_task": 5,
-        "pool": "shared",
-        "warmup_epochs": 0,
-        "epochs_factor": 1,
-        "zero_residuals": False,
-    },
-}
 
 
 @dataclass(frozen=True)
@@ -62,15 +33,13 @@ class Identity:
 
 def config_digest(config: RunConfig) -> str:
     """Return the hash of everything in a config that decides the result."""
-    if config.method.get("selection") != "batch_vote":  # then it decides nothing how many are evaluated at a time
-        evaluate = config.evaluate.model_copy(update={"batch_size": EvaluateConfig().batch_size})
-        config = config.model_copy(update={"evaluate": evaluate})
-    return digest_of_all(config)
+    return digest_of(config.model_dump(mode="json"))
 
 
-def digest_of_all(config: RunConfig) -> str:
-    """Return the hash of a config as it stands, how many images are evaluated at a time included."""
-    values = config.model_dump(mode="json", exclude=CIRCUMSTANCES)
-    for section, fields in ADDED.items():
-        values[section] = {k: v for k, v in values[section].items() if k not in fields or v != fields[k]}
-    return digest(values)
+def digest_of(values: Mapping[str, Any]) -> str:
+    """Return the same of a config as it was written: options that came later are not in it, and do not change it."""
+    decides = {key: value for key, value in values.items() if key not in CIRCUMSTANCES}
+    # Unless a batch decides together, it decides nothing how many images are evaluated at a time.
+    if decides.get("method", {}).get("selection") != "batch_vote":
+        decides["evaluate"] = {key: value for key, value in decides.get("evaluate", {}).items() if key != "batch_size"}
+    return digest(decides)
