@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFilter
 
+from dualprompt.data.doubts import doubts
 from dualprompt.data.formats import open_image, reads_heic
+from dualprompt.data.looks import Looks
 from dualprompt.errors import DualPromptError
 from dualprompt.learner import ContinualLearner
 from dualprompt.model.check import check
-from dualprompt.model.doubts import doubts
 from dualprompt.model.images import pixels_of
-from dualprompt.model.looks import Looks
 from sandbox import Outcome, World, call, contents
 
 FLAGS = ("--device", "cpu", "--epochs", 1, "--method.g_layers", "[1]", "--method.e_layers", "[2,3]")
@@ -299,7 +299,7 @@ def test_wrong_labels_are_doubted(tmp_path: Path) -> None:
 
 
 def test_scores_are_those_of_a_regression_without_the_image() -> None:
-    from dualprompt.model import doubts as module
+    from dualprompt.data import doubts as module
 
     rng = np.random.default_rng(1)
     features, targets = rng.normal(0, 1, (30, 5)), np.eye(3)[rng.integers(0, 3, 30)]

@@ -9,11 +9,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from dualprompt.data.doubts import Doubt, doubts
 from dualprompt.data.folder import left_out, refuse_level
+from dualprompt.data.looks import Looks
 from dualprompt.errors import DualPromptError, one_line
-from dualprompt.model.doubts import Doubt, doubts
 from dualprompt.model.images import Data, ImageLike, gather, read_some
-from dualprompt.model.looks import Looks
 from dualprompt.model.task import FEWEST
 from dualprompt.progress import SILENT, Progress, Work
 
