@@ -36,7 +36,8 @@ class Walker:
         assert self.page.evaluate(CONTRAST) == [], step
         if SHOTS:
             path = Path(SHOTS) / f"{self.name}-{self.steps:02}-{step}.png"
-            self.page.screenshot(path=path, full_page=True)
+            dialog = self.page.locator("dialog[open]").count() > 0  # whose backdrop covers what is on the screen
+            self.page.screenshot(path=path, full_page=not dialog)
 
 
 @pytest.fixture
@@ -66,7 +67,13 @@ def test_from_nothing_to_undo(page: Any, place: Place, new: str, width: int, sch
     page.get_by_role("link", name="Classify pictures").click()
     page.set_input_files("#classify-files", place.some("red", "green", "white"))
     assert answers(page)["red.png"].startswith("red")
+    why = page.get_by_role("button", name="Why? red.png")
+    why.click()
+    expect(page.locator(".heat canvas")).to_be_visible()
+    expect(page.locator(".heat")).to_contain_text("Bright is where it looked.")
     walker.look("answers")
+    why.click()
+    expect(page.locator(".heat")).to_have_count(0)
     card = page.locator("#results > li", has_text="white.png")
     card.get_by_role("button", name="Wrong? white.png").click()
     card.get_by_label("It is").fill("purple")

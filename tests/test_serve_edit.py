@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from dualprompt import ContinualLearner
 from sandbox import World, pictures
@@ -193,3 +195,22 @@ def test_large_pictures_are_shown_small():
     from dualprompt.serve.reviewing import SHOWN, _small
 
     assert len(_small(png(SHOWN * 4, SHOWN), "a.png", Limits())) < 5000
+
+
+async def test_where_it_looks(world: World, model: Path, tmp_path: Path):
+    ash = pictures(world, "ash", "test")
+    async with serving(model, limits=Limits(explaining=1)) as client:
+        reply = await client.post("/explain", files=files(ash[0]))
+        assert (reply.status_code, reply.headers["content-type"]) == (200, "image/png")
+        other = await client.post("/explain", content=ash[0].read_bytes(), headers={"content-type": "image/png"})
+        assert other.content == reply.content
+        with Image.open(io.BytesIO(reply.content)) as shown:
+            assert len(shown.getcolors(10_000) or ()) > 2
+        error_of(await client.post("/explain", files=files(*ash[:2])), 413)
+        error_of(await client.post("/explain", files={"images": b"no picture"}), 422)
+        error_of(await client.post("/explain", json={}), 415)
+        client.service._explaining = 1
+        error_of(await client.post("/explain", files=files(ash[0])), 429)
+    empty = ContinualLearner(str(world.weights), "lda", device="cpu").save(tmp_path / "empty")
+    async with serving(empty) as client:
+        error_of(await client.post("/explain", files=files(ash[0])), 409)

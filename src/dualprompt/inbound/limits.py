@@ -21,6 +21,7 @@ class Limits:
     queued_pixels: int = 256_000_000  # waiting to be decoded, of all requests
     image_seconds: float = 10.0  # to decode one image
     predict_images: int = 64  # a request
+    explaining: int = 4  # requests to /explain in hand
     queued_images: int = 512  # waiting for the network
     task_images: int = 20_000
     task_classes: int = 1000

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Request, Security
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, PlainTextResponse
+from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, PlainTextResponse, Response
 from fastapi.security import HTTPBearer
 from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
@@ -96,6 +96,17 @@ def add_answers(app: FastAPI, service: Service, asks: Dependencies) -> None:
         threshold: Annotated[float | None, Query(ge=0, le=1, description="instead of the model's")] = None,
     ) -> dict[str, Any]:
         return {"answers": await service.predict(request, top_k, threshold)}
+
+    @app.post(
+        "/explain",
+        summary="Where it looks on one image, drawn over it as it is seen: squeezed to a square, as PNG",
+        openapi_extra=PREDICT,
+        responses=REFUSALS,
+        dependencies=asks,
+        response_class=Response,
+    )
+    async def explain(request: Request) -> Response:
+        return Response(await service.explain(request), media_type="image/png")
 
 
 def add_learning(app: FastAPI, service: Service, asks: Dependencies, changes: Dependencies) -> None:

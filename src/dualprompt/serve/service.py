@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
+from PIL import Image
 from starlette.requests import Request
 
 from dualprompt.errors import DualPromptError
@@ -25,7 +27,9 @@ from dualprompt.inbound.pictures import short
 from dualprompt.inbound.uploads import Allowance, Part, read
 from dualprompt.learner import Answer, ContinualLearner
 from dualprompt.model import versions
+from dualprompt.model.explain import heat_map
 from dualprompt.model.names import Kind
+from dualprompt.progress import counted
 from dualprompt.serve.batching import Batcher
 from dualprompt.serve.metrics import Metrics
 
@@ -65,6 +69,7 @@ class Service:
         self.review = Review(model.work / "review", settings.limits, settings.review_days)
         self.lessons = Lessons(model, self.jobs, self.review, settings.limits)
         self._held = 0  # bytes of requests in memory
+        self._explaining = 0  # requests in hand
         self._background: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
@@ -102,9 +107,39 @@ class Service:
 
     async def predict(self, request: Request, top_k: int, threshold: float | None = None) -> list[dict[str, Any]]:
         """Return an answer for each picture of a request; a `threshold` takes the place of the model's."""
+        async with self._received(request, self.limits.predict_images) as parts:
+            return await while_here(request, self._answers(parts, top_k, threshold))
+
+    async def explain(self, request: Request) -> bytes:
+        """Return where the model looks on the one picture of a request, drawn over it, as PNG."""
+        if self._explaining >= self.limits.explaining:
+            raise busy("the server explains enough pictures already; try again soon")
+        self._explaining += 1
+        try:
+            async with self._received(request, 1) as parts:
+                return await while_here(request, self._explained(parts[0]))
+        finally:
+            self._explaining -= 1
+
+    async def _explained(self, part: Part) -> bytes:
+        learner = self.model.learner
+        [pixels] = await self.decoders.decode([(part.filename or "image", part.take())], learner)
+        if isinstance(pixels, Refusal):
+            raise pixels
+
+        def draw() -> bytes:
+            file = io.BytesIO()
+            heat_map(learner, Image.fromarray(pixels)).save(file, "PNG")
+            return file.getvalue()
+
+        return await asyncio.to_thread(draw)
+
+    @asynccontextmanager
+    async def _received(self, request: Request, most: int) -> AsyncIterator[list[Part]]:
+        """Yield the pictures of a request, at most so many, for as long as an answer may take."""
         if not self.model.learner.classes:
             raise Refusal(409, "the model knows no class yet; teach it first")
-        mine = 0
+        mine = images = 0
 
         def count(size: int) -> None:
             nonlocal mine
@@ -118,17 +153,16 @@ class Service:
             images += 1
             if name != "images":
                 raise Refusal(422, f"unknown field '{name[:50]}'; send files in the field 'images'")
-            if images > self.limits.predict_images:
-                raise Refusal(413, f"at most {self.limits.predict_images} images are taken at once")
+            if images > most:
+                raise Refusal(413, f"at most {counted(most, 'image')} {'is' if most == 1 else 'are'} taken at once")
 
-        images = 0
         allowed = Allowance(self.limits.predict_bytes, self.limits.predict_body_seconds)
         try:
             parts = await read(request, self.limits, allowed, set(), sink, count)
             if not parts:
                 raise Refusal(422, "send at least one file in the field 'images'")
             async with asyncio.timeout(self.limits.predict_seconds):
-                return await while_here(request, self._answers(parts, top_k, threshold))
+                yield parts
         except TimeoutError:
             raise busy("the server is too busy to answer in time; try again soon", 5) from None
         finally:

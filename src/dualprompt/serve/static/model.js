@@ -287,7 +287,8 @@ async function drawVersions() {
   try {
     const { versions } = await call("GET", "versions");
     const rows = versions.toReversed().map((version) => {
-      const words = `${version.why[0].toUpperCase()}${version.why.slice(1)}`;
+      const why = version.classes.length || version.why !== "saved" ? version.why : "new, nothing learned yet";
+      const words = `${why[0].toUpperCase()}${why.slice(1)}`;
       const about = `${version.saved ? `${moment(version.saved)} · ` : ""}${count(version.classes.length, "class", "classes")}`;
       const back = button("quiet", `Go back to version ${version.number}`, "Go back");
       back.onclick = () => goBack(version.number, words);

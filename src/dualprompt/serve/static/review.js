@@ -45,7 +45,7 @@ function card(item) {
     $("review-title").focus();
   };
   const was = item.answered === null ? "It said “none of these”" : `It said ${item.answered}`;
-  const why = item.why === "wrong" ? `${was}, which is wrong.` : `${was}, and was unsure.`;
+  const why = item.why === "wrong" ? `${was}, which is wrong.` : `${was}${item.answered === null ? "." : ", and was unsure."}`;
   const words = make("div", { class: "card-words" }, paragraph("file", item.name), paragraph("why", why), paragraph("hint", moment(item.added)));
   const top = make("div", { class: "card-top" }, canvas, words, remove);
   return make("li", { class: `card${item.label === null ? "" : " known"}` }, top, form);
