@@ -11,10 +11,11 @@ import torch
 
 from dualprompt.errors import DualPromptError
 from dualprompt.learner import ContinualLearner
+from dualprompt.methods.dualprompt_rp import DualPromptRP
 from dualprompt.methods.heads import with_one
 from dualprompt.methods.ridge import Ridge
 from dualprompt.methods.ridge_head import RidgeHead
-from helpers import seeded, task_view
+from helpers import batch_of, seeded, task_view
 from sandbox import CLASSES, World, call, contents, pictures
 
 PROMPTS = {"g_layers": [1], "e_layers": [2, 3], "g_length": 2, "e_length": 3, "train.batch_size": 4, "train.epochs": 1}
@@ -75,14 +76,25 @@ def test_images_that_come_later_count_as_those_that_came_at_once(world: World, m
         torch.testing.assert_close(logits(later, images), logits(at_once, images), rtol=1e-3, atol=1e-3)
 
 
-def test_prompts_of_the_own_task_are_what_more_images_are_seen_with(world: World) -> None:
-    """With the same prompts, the sums of a model that was given images later are those of one that had them."""
-    at_once, later = made(world, "dualprompt-rp"), made(world, "dualprompt-rp")
-    for learner in (at_once, later):  # one class: no prompts are trained, so both have the same
-        learner.learn(lesson(world, "ash", part=slice(0, 4 if learner is at_once else 2)), "first")
-        learner.learn(lesson(world, "elm", "fir", part=slice(0, 4)), "second")
-    later.more(lesson(world, "ash", part=slice(2, 4)))
-    torch.testing.assert_close(logits(later, seen(world)), logits(at_once, seen(world)), rtol=1e-3, atol=1e-3)
+def test_more_images_are_seen_with_the_prompts_of_their_own_task(world: World) -> None:
+    learner, images = taught(world, "dualprompt-rp"), pictures(world, "elm")[:4]
+    before = learner._model.method
+    learner.more({"elm": images})
+    after = learner._model.method
+    assert isinstance(before, DualPromptRP)
+    assert isinstance(after, DualPromptRP)
+    pixels = torch.from_numpy(np.stack([learner.pixels(path) for path in images]))
+    shown = pixels.permute(0, 3, 1, 2).float() / 127.5 - 1
+    with torch.no_grad():
+        tokens = before.tokens(batch_of(shown))
+        own = before.read(tokens, before.bank.prompts_for(torch.ones(4, dtype=torch.int64), tokens.dtype))
+        other = before.read(tokens, before.bank.shared_prompts(before.shared_prompt))
+    assert not torch.allclose(own, other, rtol=1e-2)
+    for name, features in (("by_own", own), ("by_shared", other)):
+        was, now = getattr(before, name), getattr(after, name)
+        added = now.ridge.sums[1][:, 0] - was.ridge.sums[1][:, 0]
+        torch.testing.assert_close(added, was.expand(features).sum(dim=0), rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(now.ridge.sums[0], was.ridge.sums[0])
 
 
 @pytest.mark.parametrize("strength", [1e-2, 0.37, 1e3])
@@ -213,6 +225,17 @@ def test_commands(world: World, tmp_path: Path) -> None:
     assert "[red] rowan" in call("versions", model).out
     assert call("rollback", model).code == 0
     assert call("info", model, "--json").json["classes"] == ["[red] rowan", "birch", "cedar", "elm", "fir"]
+
+
+def test_images_of_a_merged_class_go_where_they_fit(world: World) -> None:
+    learner = taught(world, "lda")
+    learner.merge(["ash", "elm"], "tree")
+    before = {task.name: task.images for task in learner.tasks}
+    learner.more({"tree": pictures(world, "elm")})
+    after = {task.name: task.images for task in learner.tasks}
+    assert after["second"] - before["second"] > after["first"] - before["first"]
+    learner.more({"tree": pictures(world, "ash")})
+    assert {task.name: task.images for task in learner.tasks}["first"] > after["first"] + 3
 
 
 def test_accuracy_is_of_all_images_held_out(world: World) -> None:

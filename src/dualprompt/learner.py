@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from dualprompt import sharded
 from dualprompt.errors import DualPromptError
 from dualprompt.files import refuse_links
 from dualprompt.methods.base import METHODS
@@ -31,10 +32,10 @@ from dualprompt.model import card, changing, check, foundation, hub, predicting,
 from dualprompt.model.forgetting import forget
 from dualprompt.model.foundation import Foundation, Model
 from dualprompt.model.images import Data, ImageLike, gather, listed, named, pixels_of, read_all
-from dualprompt.model.names import Kind, free_name
+from dualprompt.model.names import Kind, few, free_name
 from dualprompt.model.prompting import Prompting, teach
 from dualprompt.model.results import Answer, Calibration, Evaluation, Level, Score, TaskInfo, Threshold
-from dualprompt.progress import SILENT, Progress
+from dualprompt.progress import SILENT, Progress, counted
 from dualprompt.values import merge, nested
 
 __all__ = ["Answer", "Calibration", "ContinualLearner", "Evaluation", "ImageLike", "Level", "Score", "TaskInfo"]
@@ -140,6 +141,7 @@ class ContinualLearner:
         work: str | Path | None = None,
         prompts: Prompting = "auto",
         minutes: float | None = None,
+        over: sharded.Map | None = None,
     ) -> TaskInfo:
         """Learn a new task: a folder of class folders, a mapping from classes to images, or a dataset.
 
@@ -151,8 +153,9 @@ class ContinualLearner:
         or with `skip_bad` left out and noted in `progress`, as is all else that a look at the images finds
         (`model.check`). A folder whose folders hold nothing but folders is refused, unless they are the classes
         (`nested`). If anything goes wrong, the model stays as it is.
-        With `work`, a folder, learning that was interrupted goes on from its last checkpoint when it is asked for
-        again; the folder is yours to remove afterwards.
+        `over` maps a function over shards of the images, as `map` does here and `sweeps.cluster.shards_on` on many
+        machines, which must see the files; then no prompts are trained. With `work`, a folder, learning that was
+        interrupted goes on from its last checkpoint when it is asked for again; the folder is yours to remove then.
         """
         with self._changing:
             model = self._model
@@ -161,6 +164,10 @@ class ContinualLearner:
             teaching.refuse_alone(self._base.options, classes)
             task_name = free_name(name, data, model.tasks, model.next_id)
             config = teaching.trained_for(self._base.config, epochs)
+            if over is not None:
+                learned = sharded.learn(self._base, model, task_name, classes, over, progress, skip_bad)
+                self._change(learned, f"learned '{task_name}'")
+                return learned.tasks[-1]
             classes, pixels = teaching.read_classes(self._base.view, classes, skip_bad, progress)
             for line in check.look(data, classes, pixels).summary():
                 progress.note(line)
@@ -186,7 +193,7 @@ class ContinualLearner:
                 return (self.learn(data, again=True, progress=progress, skip_bad=skip_bad),)
             classes, pixels = teaching.read_classes(self._base.view, classes, skip_bad, progress)
             changed, tasks = changing.more(self._base, model, classes, pixels, progress)
-            self._change(changed, f"added {len(pixels)} images of {', '.join(classes)}")
+            self._change(changed, f"added {counted(len(pixels), 'image')} of {few(classes)}")
             return tasks
 
     def rename(self, old: str, new: str) -> None:
@@ -197,8 +204,7 @@ class ContinualLearner:
     def merge(self, classes: Sequence[str], into: str) -> None:
         """Make several classes one, called `into`: their probabilities add up, and all others stay what they are."""
         with self._changing:
-            names = ", ".join(classes)
-            self._change(changing.merge(self._base, self._model, classes, into), f"merged {names} into '{into}'")
+            self._change(changing.merge(self._base, self._model, classes, into), f"merged {few(classes)} into '{into}'")
 
     def _change(self, model: Model, done: str) -> None:
         self._model = model

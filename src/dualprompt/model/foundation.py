@@ -101,7 +101,9 @@ def build(values: dict[str, Any], backbone: str, input_size: int | None, device:
     """
     network = {"name": weights.absolute_name(backbone), "input_size": input_size}
     common = {"benchmark": {"name": "learner", "dataset": "images"}, "seed": seed, "device": device}
-    config: RunConfig = parse(RunConfig, common | {"backbone": network} | values)
+    # Small batches on a CPU are as fast as large ones, and whoever interrupts a pass waits for one at most.
+    batch = {"batch_size": 8} if _device(device) == "cpu" else {}
+    config: RunConfig = parse(RunConfig, common | {"backbone": network, "evaluate": batch} | values)
     options = method_config(config.method)
     config = config.model_copy(update={"method": options.model_dump(mode="json"), "device": _device(config.device)})
     checkpoint = weights.read(config.backbone.name, seed=seed)
