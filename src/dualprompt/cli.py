@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dualprompt import __version__
-from dualprompt.commands import change, look, models, runs, ship, studies, tables
+from dualprompt.commands import change, check, look, models, runs, ship, studies, tables, watch
 from dualprompt.commands.common import Commands, Parser
 from dualprompt.errors import DualPromptError, InterruptedRunError, LostProcessError, nearest, one_line
 from dualprompt.progress import speaks
@@ -32,9 +32,11 @@ examples:
   dualprompt list methods
   dualprompt bench --quick
   dualprompt data get cifar100
+  dualprompt check photos/january                          what is left out, copied, blurred or mislabelled
   dualprompt learn my-model photos/january                 teach it a folder of class folders; again in February
   dualprompt predict my-model picture.jpg more-pictures/
   dualprompt more my-model new-photos                      more images of classes it knows
+  dualprompt watch my-model inbox --sort sorted            label pictures as they come
   dualprompt forget my-model january
   dualprompt rollback my-model                             undo the last change
   dualprompt export my-model --to onnx --int8
@@ -170,7 +172,7 @@ def build_parser() -> tuple[Parser, Commands]:
     )
     parser.add_argument("--version", action="version", version=f"dualprompt {__version__}")
     commands = Commands(parser)
-    for module in (runs, tables, studies, look, models, change, ship):
+    for module in (runs, tables, studies, look, check, models, change, watch, ship):
         module.add(commands)
     return parser, commands
 

@@ -28,7 +28,7 @@ from dualprompt import sharded
 from dualprompt.errors import DualPromptError
 from dualprompt.files import refuse_links
 from dualprompt.methods.base import METHODS
-from dualprompt.model import card, changing, foundation, hub, predicting, saved, saving, teaching
+from dualprompt.model import card, changing, check, foundation, hub, predicting, saved, saving, teaching
 from dualprompt.model.forgetting import forget
 from dualprompt.model.foundation import Foundation, Model
 from dualprompt.model.images import Data, ImageLike, gather, listed, named, pixels_of, read_all
@@ -137,6 +137,7 @@ class ContinualLearner:
         progress: Progress = SILENT,
         again: bool = False,
         skip_bad: bool = False,
+        nested: bool = False,
         work: str | Path | None = None,
         prompts: Prompting = "auto",
         minutes: float | None = None,
@@ -149,14 +150,16 @@ class ContinualLearner:
         `minutes` (`auto`: 2), `always`, or `never`. Methods that train throughout hold out a fifth of each class's
         images instead, at most 10 and none where there are fewer than 5. A class that is known already is refused, or
         with `again` learned once more, as a further expert for the same label. Images that cannot be read are refused,
-        or with `skip_bad` left out and noted in `progress`. If anything goes wrong, the model stays as it is.
+        or with `skip_bad` left out and noted in `progress`, as is all else that a look at the images finds
+        (`model.check`). A folder whose folders hold nothing but folders is refused, unless they are the classes
+        (`nested`). If anything goes wrong, the model stays as it is.
         `over` maps a function over shards of the images, as `map` does here and `sweeps.cluster.shards_on` on many
         machines, which must see the files; then no prompts are trained. With `work`, a folder, learning that was
         interrupted goes on from its last checkpoint when it is asked for again; the folder is yours to remove then.
         """
         with self._changing:
             model = self._model
-            classes = gather(data)
+            classes = gather(data, nested)
             teaching.refuse_known(model, classes, again)
             teaching.refuse_alone(self._base.options, classes)
             task_name = free_name(name, data, model.tasks, model.next_id)
@@ -166,6 +169,8 @@ class ContinualLearner:
                 self._change(learned, f"learned '{task_name}'")
                 return learned.tasks[-1]
             classes, pixels = teaching.read_classes(self._base.view, classes, skip_bad, progress)
+            for line in check.look(data, classes, pixels).summary():
+                progress.note(line)
             with tempfile.TemporaryDirectory(prefix="dualprompt-") as temporary:
                 place = Path(temporary if work is None else work)
                 refuse_links(place)
@@ -209,6 +214,10 @@ class ContinualLearner:
     def pixels(self, image: ImageLike) -> np.ndarray:
         """Return an image as the network takes it, (side, side, 3) uint8: upright, RGB, squeezed to a square."""
         return pixels_of(image, self.side, self.interpolation)
+
+    def features(self, pixels: np.ndarray) -> np.ndarray:
+        """Return the frozen backbone's features of images that `pixels` made, (images, dim)."""
+        return self._base.features(pixels)
 
     @overload
     def predict(self, images: bytes | Image.Image | np.ndarray, top_k: int = 5, batch_size: int = 64) -> Answer: ...

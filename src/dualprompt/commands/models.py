@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dualprompt.commands.check import asked_nested
 from dualprompt.commands.common import DEVICE, Commands, Do, Parser, add_shards, emit, shards
 from dualprompt.commands.compare import do_compare
 from dualprompt.errors import DualPromptError, InterruptedRunError
@@ -71,6 +72,7 @@ def add(commands: Commands) -> None:
     learn.add_argument("--epochs", type=int, help="passes over the images (default: the model's)")
     learn.add_argument("--again", action="store_true", help="learn known classes once more, as further experts")
     learn.add_argument("--skip-bad", action="store_true", help="leave out images that cannot be read, and say which")
+    learn.add_argument("--nested", action="store_true", help="its folders are the classes, though they hold folders")
     learn.add_argument("--backbone", help="of a new model: embedded, a known name, a hub id, or a weights file")
     learn.add_argument("--compare-backbones", nargs="?", const="", metavar="A,B", help=COMPARE)
     learn.add_argument("--prompts", choices=("auto", "always", "never"), default="auto", help=PROMPTS)
@@ -160,6 +162,7 @@ def do_learn(options: argparse.Namespace) -> None:
                 epochs=options.epochs,
                 again=options.again,
                 skip_bad=options.skip_bad,
+                nested=asked_nested(options),
                 progress=terminal,
                 work=work,
                 prompts=options.prompts,

@@ -23,6 +23,7 @@ from PIL import Image, ImageOps
 from pydantic import Field
 
 from dualprompt.config import Count, Record
+from dualprompt.data.formats import open_image
 from dualprompt.data.images import Images
 from dualprompt.data.sources import ArraySource, FileSource, PictureSource, Split
 from dualprompt.errors import DualPromptError, one_line
@@ -38,15 +39,13 @@ from dualprompt.files import (
 )
 from dualprompt.progress import SILENT, Progress, Work
 
-FORMAT = 1  # part of the cache's key: raise it when decoding changes
+FORMAT = 2  # part of the cache's key: raise it when decoding changes
 WORKERS = min(4, os.cpu_count() or 1)  # threads: Pillow and hashlib release the interpreter's lock
 CHUNK = 64  # images in flight, so that a slow disk does not fill the memory
 ABANDONED = 24 * 3600  # seconds after which the unfinished work of a killed process is swept away
 MOST_BYTES = 2**30  # of an image's file
 UNREADABLE = "unreadable"  # stands for the content of a file that cannot be opened
 
-# Told by content, not by name. Pillow knows more, but some of them (EPS) start other programs.
-FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "GIF", "TIFF", "PPM")
 # What Pillow raises on broken files; it promises no common class.
 BROKEN = (
     OSError,
@@ -149,13 +148,13 @@ def bad_images(bad: Sequence[Path], total: int) -> DualPromptError:
     )
 
 
-def open_rgb(encoded: bytes) -> Image.Image:
+def open_rgb(encoded: bytes, name: str = "the image") -> Image.Image:
     """Decode an image as people see it: upright by its EXIF orientation, 8-bit RGB, the first of many frames.
 
     Transparent pixels lie on white. 16-bit greys keep their high byte. CMYK is converted without a colour
     profile. Floating-point images are refused with a ValueError, for nothing says which number is white.
     """
-    with Image.open(io.BytesIO(encoded), formats=FORMATS) as opened:
+    with open_image(io.BytesIO(encoded), name) as opened:
         opened.load()
         return as_rgb(ImageOps.exif_transpose(opened))
 
@@ -288,7 +287,7 @@ def _write(entry: Path, paths: Sequence[Path], contents: Sequence[str], store: S
                 f"{paths[position]} changed while it was read, or without a new date; touch it and run again"
             )
         try:
-            return np.asarray(store.shrink(open_rgb(encoded)))
+            return np.asarray(store.shrink(open_rgb(encoded, str(paths[position]))))
         except BROKEN:
             return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,10 +11,10 @@ from typing import TypeVar
 
 import numpy as np
 
+from dualprompt.data.formats import EXTENSIONS, below, why_no_image
 from dualprompt.data.sources import Dataset, FileSource, Split
 from dualprompt.errors import DualPromptError
-
-EXTENSIONS = frozenset((".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm"))
+from dualprompt.progress import counted
 
 T = TypeVar("T")
 ClassFiles = Mapping[str, Sequence[Path]]
@@ -63,12 +64,12 @@ def _splits(path: Path, test_share: float) -> tuple[ClassFiles, ClassFiles]:
 
 def class_files(path: Path) -> dict[str, list[Path]]:
     """Return the images of each class folder in `path`; one without images is refused."""
-    folders = [entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
+    folders = _folders(path)
     if not folders:
-        raise DualPromptError(f"{path} holds no class folders; put the images of each class into a folder of its own")
+        raise _no_classes(path)
     if strange := [folder.name for folder in folders if not folder.name.isprintable()]:
         raise DualPromptError(f"{path}: {strange[0]!r} cannot be the name of a class; give it printable characters")
-    files = one_name(path, ((folder.name, images_in(folder)) for folder in sorted(folders)))
+    files = one_name(path, ((folder.name, images_in(folder)) for folder in folders))
     if empty := sorted(name for name, images in files.items() if not images):
         known = ", ".join(sorted(EXTENSIONS))
         raise DualPromptError(
@@ -102,13 +103,64 @@ def refuse_case(where: object, names: Iterable[str]) -> None:
 
 def images_in(folder: Path) -> list[Path]:
     """Return all images below a folder, sorted."""
-    return sorted(
-        entry
-        for entry in folder.rglob("*")
-        if entry.suffix.lower() in EXTENSIONS
-        and not any(part.startswith(".") for part in entry.relative_to(folder).parts)
-        and entry.is_file()
+    return [entry for entry in below(folder) if why_no_image(entry) is None]
+
+
+def left_out(path: Path) -> dict[Path, str]:
+    """Return all that lies in a folder of class folders and is not taken by `class_files`, and why."""
+    found: dict[Path, str] = {}
+    classes = _folders(path)
+    for entry in sorted(path.iterdir()):
+        if entry not in classes:
+            found[entry] = why_no_image(entry) or "an image that lies in no class folder"
+    for folder in classes:
+        found |= {entry: reason for entry in below(folder) if (reason := why_no_image(entry))}
+    return found
+
+
+def refuse_level(path: Path) -> None:
+    """Refuse a folder of class folders that seems to be one level too high; say which folder to give.
+
+    It is where none of its folders holds an image itself, but several folders of them: months of classes, say.
+    Folders that each hold one folder of the same name (`cat/images`, `dog/images`) are classes.
+    """
+    folders = _folders(path)
+    inner = {folder: [entry for entry in _folders(folder) if images_in(entry)] for folder in folders}
+    nested = {folder: own for folder, own in inner.items() if own and not _images_of(folder)}
+    if not nested or len(nested) < len(folders):
+        return
+    names = [tuple(each.name for each in own) for own in nested.values()]
+    if len(nested) > 1 and all(own == names[0] and len(own) == 1 for own in names):
+        return
+    first, below_it = folders[0], _named(names[0])
+    several = f"{len(folders)} folders of folders" if len(folders) > 1 else "one folder of folders"
+    raise DualPromptError(
+        f"{path} seems one level too high: it holds {several} ('{first.name}' holds {below_it}); learn {first}"
+        f"{', then the others, one at a time' if len(folders) > 1 else ''}, or say with --nested (nested=True) that "
+        f"{_named(folder.name for folder in folders)} {'are the classes' if len(folders) > 1 else 'is the class'}"
     )
+
+
+def _folders(path: Path) -> list[Path]:
+    return sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+
+
+def _images_of(folder: Path) -> list[Path]:
+    return [entry for entry in folder.iterdir() if entry.is_file() and why_no_image(entry) is None]
+
+
+def _no_classes(path: Path) -> DualPromptError:
+    """Return the error about a folder without class folders: it may be the folder of one class."""
+    own, parent = len(_images_of(path)), path.absolute().parent
+    others = 0
+    with contextlib.suppress(OSError):  # what lies beside it may be closed to us
+        others = sum(bool(_images_of(folder)) for folder in _folders(parent)) if own else 0
+    if others > 1:
+        return DualPromptError(
+            f"{path} holds no class folders but {counted(own, 'image')}: it seems one level too deep; give {parent}, "
+            f"whose {others} folders are the classes"
+        )
+    return DualPromptError(f"{path} holds no class folders; put the images of each class into a folder of its own")
 
 
 def _test_images(images: Sequence[Path], root: Path, fraction: float) -> set[Path]:

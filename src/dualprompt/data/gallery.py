@@ -13,7 +13,8 @@ from PIL import Image, ImageDraw, ImageFont
 from rich.markup import escape
 from rich.table import Table
 
-from dualprompt.data.cache import BROKEN, FORMATS, open_rgb
+from dualprompt.data.cache import BROKEN, open_rgb
+from dualprompt.data.formats import open_image
 from dualprompt.data.sources import Dataset, FileSource, Split
 from dualprompt.errors import DualPromptError
 from dualprompt.files import atomic
@@ -84,7 +85,7 @@ def summary(dataset: Dataset) -> dict[str, Any]:
             continue
         for path in split.source.paths:
             try:
-                with Image.open(path, formats=FORMATS) as image:
+                with open_image(path, str(path)) as image:
                     sizes[image.size] += 1
             except BROKEN:
                 unreadable.append(str(path))
@@ -143,7 +144,7 @@ def _picture(split: Split, index: int, side: int) -> Image.Image:
         image = Image.fromarray(split.source.pixels[index])
     else:
         try:
-            image = open_rgb(split.source.paths[index].read_bytes())
+            image = open_rgb(split.source.paths[index].read_bytes(), str(split.source.paths[index]))
         except BROKEN:
             return _crossed(side)
     scale = side / max(image.size)

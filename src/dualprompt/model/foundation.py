@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from dualprompt.backbones import weights
 from dualprompt.backbones.base import BackboneFactory
 from dualprompt.backbones.weights import CheckpointInfo
 from dualprompt.config import RunConfig, parse
+from dualprompt.data.augment import normalise
 from dualprompt.data.views import View
 from dualprompt.errors import DualPromptError
 from dualprompt.methods.base import METHODS, Method, MethodConfig, method_config
@@ -59,6 +61,14 @@ class Foundation:
         if state:
             method.load_state({name: value.to(self.device) for name, value in state.items()})
         return method
+
+    def features(self, pixels: np.ndarray) -> np.ndarray:
+        """Return the frozen backbone's features of images, (images, dim), from (images, side, side, 3) uint8."""
+        backbone = self.backbones.frozen()
+        mean, std = (torch.tensor(value, device=self.device) for value in (self.view.mean, self.view.std))
+        shown = torch.from_numpy(np.ascontiguousarray(pixels)).to(self.device).permute(0, 3, 1, 2).float() / 255
+        with torch.inference_mode():
+            return backbone(normalise(shown, mean, std).to(backbone.dtype)).float().cpu().numpy()
 
     def refuse_larger(self, state: State) -> None:
         """Refuse options, which may be a stranger's, that call for larger tensors than those of a state."""

@@ -11,8 +11,9 @@ from typing import Any, BinaryIO, Protocol, TypeAlias, cast
 import numpy as np
 from PIL import Image, ImageOps
 
-from dualprompt.data.cache import BROKEN, FORMATS, MOST_BYTES, WORKERS, as_rgb
-from dualprompt.data.folder import EXTENSIONS, class_files, images_in, one_name
+from dualprompt.data.cache import BROKEN, MOST_BYTES, WORKERS, as_rgb
+from dualprompt.data.folder import class_files, images_in, one_name, refuse_level
+from dualprompt.data.formats import EXTENSIONS, open_image
 from dualprompt.data.sources import Dataset, FileSource
 from dualprompt.errors import DualPromptError
 from dualprompt.files import read_bytes
@@ -40,6 +41,14 @@ def pixels_of(image: ImageLike, side: int, interpolation: str) -> np.ndarray:
 
     What is larger than 64 megapixels, broken, or no image is refused with a DualPromptError that names it.
     """
+    return np.array(upright(image, side).resize((side, side), Image.Resampling[interpolation.upper()]))
+
+
+def upright(image: ImageLike, side: int | None = None) -> Image.Image:
+    """Return an image upright and in RGB, as large as it is; a JPEG that is to be `side` pixels a side, smaller.
+
+    What is larger than 64 megapixels, broken, or no image is refused with a DualPromptError that names it.
+    """
     try:
         opened = _opened(image)
         width, height = opened.size
@@ -47,10 +56,11 @@ def pixels_of(image: ImageLike, side: int, interpolation: str) -> np.ndarray:
             raise DualPromptError(
                 f"{named(image)} has {width} × {height} pixels, more than {MOST_PIXELS:,}; shrink it first"
             )
-        if opened is not image:
+        if side is not None and opened is not image:
             reduce_jpeg(opened, side)
-        upright = as_rgb(ImageOps.exif_transpose(opened))
-        return np.array(upright.resize((side, side), Image.Resampling[interpolation.upper()]))
+        return as_rgb(ImageOps.exif_transpose(opened))
+    except Image.DecompressionBombError as error:
+        raise DualPromptError(f"{named(image)} has far more than {MOST_PIXELS:,} pixels; shrink it first") from error
     except OSError as error:
         reason = f"{error.strerror}; check the path" if error.strerror else DAMAGED
         raise DualPromptError(f"{named(image)} cannot be read: {reason}") from error
@@ -77,7 +87,7 @@ def _opened(image: ImageLike) -> Image.Image:
         raise DualPromptError(
             f"an image must be a path, bytes, an open file, a PIL image or a uint8 array, found {type(image).__name__}"
         )
-    return Image.open(io.BytesIO(encoded), formats=FORMATS)
+    return open_image(io.BytesIO(encoded), named(image))
 
 
 def _checked(array: np.ndarray) -> np.ndarray:
@@ -149,11 +159,12 @@ def read_some(
     return pixels, faults
 
 
-def gather(data: Data) -> dict[str, list[ImageLike]]:
+def gather(data: Data, nested: bool = True) -> dict[str, list[ImageLike]]:
     """Return the images of each class, in sorted order.
 
     `data` is a folder of class folders, a mapping from classes to images, one of our datasets (its training images), or
-    any dataset of (image, label) pairs; labels that are numbers are named by its `classes`, if it has some.
+    any dataset of (image, label) pairs; labels that are numbers are named by its `classes`, if it has some. A folder
+    that seems one level too high, since its folders hold nothing but folders, is refused unless `nested`.
     """
     if isinstance(data, str | Path):
         path = Path(data).expanduser()
@@ -166,7 +177,10 @@ def gather(data: Data) -> dict[str, list[ImageLike]]:
                 raise DualPromptError(
                     f"{path} holds '{folders[0]}', a split and no class; give the folder below it, with the classes"
                 )
-            return {name: list(files) for name, files in sorted(class_files(path).items())}
+            found = class_files(path)
+            if not nested:
+                refuse_level(path)
+            return {name: list(files) for name, files in sorted(found.items())}
         except OSError as error:
             raise DualPromptError(
                 f"{error.filename or path} cannot be read ({error.strerror}); check its permissions"

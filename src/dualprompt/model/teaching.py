@@ -78,8 +78,10 @@ def read_classes(
     if not faults:
         return classes, pixels
     if not skip_bad:
-        raise DualPromptError(complaint(faults.values(), len(pixels)))
-    progress.note(f"left out: {complaint(faults.values(), len(pixels))}")
+        told = complaint(faults.values(), len(pixels))
+        raise DualPromptError(f"{told} (--skip-bad leaves them out; `dualprompt check` names all)")
+    for reason in faults.values():
+        progress.note(f"left out: {reason}")
     good = [row for row in range(len(pixels)) if row not in faults]
     left: dict[str, list[ImageLike]] = {name: [] for name in classes}
     for row in good:

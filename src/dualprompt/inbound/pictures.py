@@ -17,9 +17,9 @@ from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.TiffImagePlugin import ROWSPERSTRIP, TiffImageFile
 
-from dualprompt.data.cache import FORMATS
-from dualprompt.data.folder import EXTENSIONS
-from dualprompt.serve.limits import MEGABYTE, Limits, Refusal
+from dualprompt.data.formats import EXTENSIONS, open_image
+from dualprompt.errors import DualPromptError
+from dualprompt.inbound.limits import MEGABYTE, Limits, Refusal
 
 DIRECTORY_BYTES = 16 * MEGABYTE
 TILEWIDTH, TILELENGTH = 322, 323  # of TIFF
@@ -44,12 +44,14 @@ class Picture:
 def open_picture(source: bytes | BinaryIO | Path, name: str, limits: Limits) -> Image.Image:
     """Return the opened, not yet decoded picture; refuse what is none and what would be too large decoded."""
     try:
-        picture = Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS)
+        picture = open_image(io.BytesIO(source) if isinstance(source, bytes) else source, f"'{short(name)}'")
         width, height = extent(picture)
+    except DualPromptError as error:
+        raise Refusal(422, str(error)) from None
     except Image.DecompressionBombError:
         raise Refusal(413, f"the image '{short(name)}' has more than {limits.image_pixels} pixels") from None
     except Exception:  # noqa: BLE001 (decoders raise all sorts of things on hostile bytes)
-        known = "JPEG, PNG, WebP, GIF, BMP, TIFF or PPM"
+        known = "JPEG, PNG, WebP, AVIF, HEIC, GIF, BMP, TIFF or PPM"
         raise Refusal(422, f"'{short(name)}' is not an image that can be read ({known})") from None
     most = limits.image_pixels if is_jpeg(picture) else min(limits.image_pixels, limits.decoded_pixels)
     if width * height > most:

@@ -1,0 +1,98 @@
+"""Which files are images, by name and by content, and how one is opened."""
+
+from __future__ import annotations
+
+import functools
+import os
+from importlib import import_module
+from pathlib import Path
+from typing import BinaryIO
+
+from PIL import Image
+
+from dualprompt.errors import DualPromptError
+
+# Told by content, not by name. Pillow knows more, but some of them (EPS) start other programs.
+FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "GIF", "TIFF", "PPM", "AVIF")
+HEIF_NAMES = frozenset((".heic", ".heif", ".hif"))
+EXTENSIONS = HEIF_NAMES | {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".avif"}
+
+_HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs")
+_ANY_BRANDS = (b"mif1", b"msf1")  # of a container that may hold HEVC or AV1; its other brands tell
+_HEADER = 64  # bytes; the brands of a file lie at its beginning
+_SORTS = {
+    "a video; save frames of it as images": ".mp4 .mov .avi .mkv .webm .m4v .mpg .mpeg .wmv .3gp .mts",
+    "a camera's raw file; export it as JPEG": ".cr2 .cr3 .nef .arw .dng .raf .orf .rw2 .raw .pef .srw",
+    "a drawing or layered file; export it as PNG": ".svg .psd .xcf .ai .eps .pdf",
+    "an archive; unpack it": ".zip .tar .gz .7z .rar .tgz",
+}
+_SORT_OF = {ending: sort for sort, endings in _SORTS.items() for ending in endings.split()}
+_OF_SYSTEM = {"thumbs.db", "desktop.ini", "icon\r"}
+
+
+def open_image(source: BinaryIO | Path, name: str = "the image") -> Image.Image:
+    """Open an image of a format that is read, without decoding it; errors call it by its name.
+
+    HEIC is read by an extra: without it, a DualPromptError says which. What is no image raises one of `cache.BROKEN`.
+    """
+    if isinstance(source, Path):
+        with source.open("rb") as file:
+            head = file.read(_HEADER)
+    else:
+        head = source.read(_HEADER)
+        source.seek(0)
+    if not _is_heic(head):
+        return Image.open(source, formats=FORMATS)
+    if not reads_heic():
+        raise DualPromptError(f"{name} is a HEIC image; install dualprompt[heif] to read it, or convert it to JPEG")
+    return Image.open(source, formats=("HEIF",))
+
+
+def _is_heic(head: bytes) -> bool:
+    if head[4:8] != b"ftyp":
+        return False
+    brand = head[8:12]
+    others = head[16 : int.from_bytes(head[:4], "big")]
+    return brand in _HEIC_BRANDS or (brand in _ANY_BRANDS and any(each in others for each in _HEIC_BRANDS))
+
+
+@functools.cache
+def reads_heic() -> bool:
+    """Return whether HEIC can be read here, and see to it that Pillow does."""
+    try:
+        import_module("pillow_heif").register_heif_opener()
+    except ImportError:
+        return False
+    return True
+
+
+def why_no_image(path: Path) -> str | None:
+    """Return why what lies at a path is not taken for an image, by its name and kind alone; None: it is."""
+    name, ending = path.name, path.suffix.lower()
+    if path.is_dir():
+        return "a hidden folder" if name.startswith(".") else "a link to a folder, which is not followed"
+    if name.lower() in _OF_SYSTEM or name == ".DS_Store":
+        return "a file of the operating system"
+    if name.startswith("."):
+        return "a hidden file"
+    if path.is_symlink() and not path.exists():
+        return "a link that leads nowhere"
+    if not path.is_file():
+        return "no file but a pipe, a device or the like"
+    if ending in EXTENSIONS:
+        return None
+    return _SORT_OF.get(ending, f"not named like an image ('{ending}')" if ending else "not named like an image")
+
+
+def below(folder: Path) -> list[Path]:
+    """Return all files below a folder, sorted, and the folders that are not entered: hidden ones, and links."""
+    found: list[Path] = []
+    for place, folders, names in os.walk(folder, onerror=_raise):
+        closed = [name for name in folders if name.startswith(".") or Path(place, name).is_symlink()]
+        folders[:] = [name for name in folders if name not in closed]
+        found.extend(Path(place, name) for name in (*names, *closed))
+    return sorted(found)
+
+
+def _raise(error: OSError) -> None:
+    raise error
