@@ -29,7 +29,7 @@ from dualprompt.data.sources import ArraySource, Dataset, FileSource, Split
 from dualprompt.errors import DualPromptError
 from dualprompt.learner import Answer, ContinualLearner, TaskInfo
 from dualprompt.methods.base import Batch
-from dualprompt.model import images, saved
+from dualprompt.model import images, saved, versions
 from dualprompt.model.task import held_out
 from sandbox import World, call, contents, start, write_weights
 
@@ -792,12 +792,32 @@ def test_push_and_pull(kept: Path, world: World, tmp_path: Path, monkeypatch: py
     images = trees(world, *ALL)
     assert ContinualLearner.pull("me/trees").predict(images) == learner.predict(images)
 
+    assert call("push", kept, "me/trees", "--public", "--json").json["url"] == "https://hub/me/trees"
+    assert asked[-1] == ("me/trees", False)
+    assert not (remote / "versions").exists()
+    pulled = tmp_path / "pulled"
+    told = call("pull", "me/trees", pulled, "--json")
+    assert told.json["classes"] == list(ALL), told.err
+    assert ContinualLearner.load(pulled).predict(images) == learner.predict(images)
+    assert call("forget", pulled, "ash").code == 0
+    assert call("pull", "me/trees", pulled).code == 0  # what was there is an earlier version
+    assert [version.why for version in versions.listed(pulled)][1:] == ["forgot a class", "pulled from me/trees"]
+    with saved.held(pulled):
+        assert "is being served" in call("pull", "me/trees", pulled).error
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "letter.txt").write_text("mine")
+    assert "holds no model, but 'letter.txt'" in call("pull", "me/trees", tmp_path / "other").error
+
     def refuse(*_: Any, **__: Any) -> None:
         raise OSError("403 Forbidden\nmore")
 
     monkeypatch.setattr(huggingface_hub, "create_repo", refuse)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
     with pytest.raises(DualPromptError, match=r"the hub's repository 'me/trees': .*403"):
         learner.push("me/trees")
+    assert "the hub's repository 'me/trees': OSError: 403 Forbidden" in call("push", kept, "me/trees").error
+    assert "the hub's repository 'me/trees': OSError: 403 Forbidden" in call("pull", "me/trees", tmp_path / "new").error
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from dualprompt import sharded
 from dualprompt.errors import DualPromptError
 from dualprompt.files import refuse_links
 from dualprompt.methods.base import METHODS
@@ -31,10 +32,10 @@ from dualprompt.model import card, changing, foundation, hub, predicting, saved,
 from dualprompt.model.forgetting import forget
 from dualprompt.model.foundation import Foundation, Model
 from dualprompt.model.images import Data, ImageLike, gather, listed, named, pixels_of, read_all
-from dualprompt.model.names import Kind, free_name
+from dualprompt.model.names import Kind, few, free_name
 from dualprompt.model.prompting import Prompting, teach
 from dualprompt.model.results import Answer, Calibration, Evaluation, Level, Score, TaskInfo, Threshold
-from dualprompt.progress import SILENT, Progress
+from dualprompt.progress import SILENT, Progress, counted
 from dualprompt.values import merge, nested
 
 __all__ = ["Answer", "Calibration", "ContinualLearner", "Evaluation", "ImageLike", "Level", "Score", "TaskInfo"]
@@ -139,6 +140,7 @@ class ContinualLearner:
         work: str | Path | None = None,
         prompts: Prompting = "auto",
         minutes: float | None = None,
+        over: sharded.Map | None = None,
     ) -> TaskInfo:
         """Learn a new task: a folder of class folders, a mapping from classes to images, or a dataset.
 
@@ -148,8 +150,9 @@ class ContinualLearner:
         images instead, at most 10 and none where there are fewer than 5. A class that is known already is refused, or
         with `again` learned once more, as a further expert for the same label. Images that cannot be read are refused,
         or with `skip_bad` left out and noted in `progress`. If anything goes wrong, the model stays as it is.
-        With `work`, a folder, learning that was interrupted goes on from its last checkpoint when it is asked for
-        again; the folder is yours to remove afterwards.
+        `over` maps a function over shards of the images, as `map` does here and `sweeps.cluster.shards_on` on many
+        machines, which must see the files; then no prompts are trained. With `work`, a folder, learning that was
+        interrupted goes on from its last checkpoint when it is asked for again; the folder is yours to remove then.
         """
         with self._changing:
             model = self._model
@@ -158,6 +161,10 @@ class ContinualLearner:
             teaching.refuse_alone(self._base.options, classes)
             task_name = free_name(name, data, model.tasks, model.next_id)
             config = teaching.trained_for(self._base.config, epochs)
+            if over is not None:
+                learned = sharded.learn(self._base, model, task_name, classes, over, progress, skip_bad)
+                self._change(learned, f"learned '{task_name}'")
+                return learned.tasks[-1]
             classes, pixels = teaching.read_classes(self._base.view, classes, skip_bad, progress)
             with tempfile.TemporaryDirectory(prefix="dualprompt-") as temporary:
                 place = Path(temporary if work is None else work)
@@ -170,9 +177,9 @@ class ContinualLearner:
     def more(self, data: Data, *, progress: Progress = SILENT, skip_bad: bool = False) -> tuple[TaskInfo, ...]:
         """Add images to classes that it knows; return the tasks that have them now.
 
-        Where the head is solved for from sums (`lda`, `klda`, `ridge`, `ranpac`, `dualprompt-rp`), the model is the one
-        that would have learned them with the others, up to rounding. Other methods learn them `again`, as a task.
-        `skip_bad` and the images held out are those of `learn`.
+        Where the head is solved for from sums (`dualprompt-lda`, `lda`, `klda`, `ridge`, `ranpac`, `dualprompt-rp`),
+        they are added to these, and prompts stay. Other methods learn them `again`, as a task. `skip_bad` and the
+        images held out are those of `learn`.
         """
         with self._changing:
             model, classes = self._model, gather(data)
@@ -181,7 +188,7 @@ class ContinualLearner:
                 return (self.learn(data, again=True, progress=progress, skip_bad=skip_bad),)
             classes, pixels = teaching.read_classes(self._base.view, classes, skip_bad, progress)
             changed, tasks = changing.more(self._base, model, classes, pixels, progress)
-            self._change(changed, f"added {len(pixels)} images of {', '.join(classes)}")
+            self._change(changed, f"added {counted(len(pixels), 'image')} of {few(classes)}")
             return tasks
 
     def rename(self, old: str, new: str) -> None:
@@ -192,8 +199,7 @@ class ContinualLearner:
     def merge(self, classes: Sequence[str], into: str) -> None:
         """Make several classes one, called `into`: their probabilities add up, and all others stay what they are."""
         with self._changing:
-            names = ", ".join(classes)
-            self._change(changing.merge(self._base, self._model, classes, into), f"merged {names} into '{into}'")
+            self._change(changing.merge(self._base, self._model, classes, into), f"merged {few(classes)} into '{into}'")
 
     def _change(self, model: Model, done: str) -> None:
         self._model = model
@@ -345,4 +351,6 @@ class ContinualLearner:
         backbone: str | None = None,
     ) -> ContinualLearner:
         """Return the model in a repository of the Hugging Face hub; `backbone` says where its backbone lies here."""
-        return cls.load(hub.download(repo_id, revision, token), device, backbone=backbone)
+        learner = cls.load(hub.download(repo_id, revision, token), device, backbone=backbone)
+        learner._done.append(f"pulled from {repo_id}")
+        return learner

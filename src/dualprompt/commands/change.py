@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from dualprompt.commands.common import DEVICE, Commands, Do, Parser, emit
 from dualprompt.commands.models import changed, open_learner, tasks_table
-from dualprompt.errors import DualPromptError
 from dualprompt.progress import counted
 
 if TYPE_CHECKING:
@@ -16,12 +15,12 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from dualprompt.learner import ContinualLearner
+    from dualprompt.learner import ContinualLearner, TaskInfo
     from dualprompt.model.versions import Version
 
 MORE = """\
-Where the classifier is solved for from sums (lda, klda, ridge, ranpac, dualprompt-rp), the model becomes the one that
-would have learned these images with the others. Other methods learn them as a further task for the same classes.
+Where the classifier is solved for from sums (dualprompt-lda, the default; lda, klda, ridge, ranpac, dualprompt-rp), the
+images are added to these. Other methods learn them as a further task for the same classes.
 
 examples:
   dualprompt more my-model photos/more-of-january
@@ -169,46 +168,35 @@ def do_merge(options: argparse.Namespace) -> None:
 
 def do_forget(options: argparse.Namespace) -> None:
     """Make a model forget."""
+    from dualprompt.data.folder import one_form
     from dualprompt.model import saved, versions
-
-    def meant(learner: ContinualLearner) -> str | int:
-        names = {task.name for task in learner.tasks} | set(learner.classes)
-        by_id = options.what.isdecimal() and options.what not in names and options.kind != "class"
-        return int(options.what) if by_id else options.what
 
     if not saved.is_model(options.model):
         open_learner(options)  # it says what is wrong
-    gone = None
     with saved.held(options.model):
         learner = open_learner(options)
-        before = {(task.id, label) for task in learner.tasks for label in task.classes}
-        what, owners = meant(learner), set[int]()
-        try:
+        names = {task.name for task in learner.tasks} | set(learner.classes)
+        by_id = options.what.isdecimal() and options.what not in names and options.kind != "class"
+        what = int(options.what) if by_id else options.what
+        holders = versions.holders(options.model, what, options.kind) if options.purge else set()
+        gone = None  # it was forgotten before, but earlier versions have it
+        if not holders or {what, one_form(str(what))} & {*names, *(task.id for task in learner.tasks)}:
             gone = learner.forget(what, options.kind)
-        except DualPromptError:
-            owners = versions.holders(options.model, what, options.kind) if options.purge else owners
-            if not owners:
-                raise
-        else:
             learner.save(options.model, held=True)
-            left = {(task.id, label) for task in learner.tasks for label in task.classes}
-            owners = {number for number, _ in before - left}
-        purged = versions.purge(options.model, owners) if options.purge else ()
-        holding = [] if options.purge else versions.listed(options.model)[:-1]
-    value = {"class": gone} if isinstance(gone, str) else {"task": None if gone is None else gone.to_dict()}
-    messages = [forgotten(learner, gone, options.what)]
+        purged = versions.purge(options.model, holders)
+        older = len(versions.listed(options.model)) - 1
+    messages = [forgotten(learner, gone) if gone is not None else f"'{what}' was forgotten before"]
     if options.purge:
         messages.append(f"removed {counted(len(purged), 'earlier version')} that held it")
-    elif holding:
+    elif older:
         messages.append("earlier versions still hold it, until `dualprompt forget … --purge` removes them")
+    value = {"class": gone} if isinstance(gone, str) else {"task": None if gone is None else gone.to_dict()}
     show(options, learner, "\n".join(messages), forgotten=value, purged=list(purged))
 
 
-def forgotten(learner: ContinualLearner, gone: object, what: str) -> str:
+def forgotten(learner: ContinualLearner, gone: TaskInfo | str) -> str:
     """Say what a model has forgotten."""
-    if gone is None:
-        return f"the model does not know '{what}' any more"
-    message = f"forgot class '{gone}'" if isinstance(gone, str) else f"forgot task '{what}'"
+    message = f"forgot class '{gone}'" if isinstance(gone, str) else f"forgot task {gone.id} ('{gone.name}')"
     if learner.shares_prompts:
         message += "; the method keeps nothing else for a task alone: what tasks share was shaped by it, and stays"
     return message

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dualprompt.commands.common import DEVICE, Commands, Do, Parser, emit
+from dualprompt.commands.common import DEVICE, Commands, Do, Parser, add_shards, emit, shards
 from dualprompt.commands.compare import do_compare
 from dualprompt.errors import DualPromptError, InterruptedRunError
 from dualprompt.progress import counted
@@ -75,6 +75,7 @@ def add(commands: Commands) -> None:
     learn.add_argument("--compare-backbones", nargs="?", const="", metavar="A,B", help=COMPARE)
     learn.add_argument("--prompts", choices=("auto", "always", "never"), default="auto", help=PROMPTS)
     learn.add_argument("--minutes", type=float, help="that training prompts may take (default: 2 for auto)")
+    add_shards(learn)
     learn.add_argument("--method", help="of a new model: see `dualprompt list methods` (default: dualprompt-lda)")
     learn.add_argument("--input-size", type=int, help="of a new model: pixels a side (default: the checkpoint's)")
     learn.add_argument("--seed", type=int, help="of a new model (default: 0)")
@@ -150,6 +151,7 @@ def do_learn(options: argparse.Namespace) -> None:
     with contextlib.ExitStack() as stack:
         stack.enter_context(held(work))  # of a model that does not exist yet there is nothing else to hold
         learner = stack.enter_context(changed(options)) if exists else ContinualLearner(device=options.device, **given)
+        over = stack.enter_context(shards(options))
         terminal = stack.enter_context(Terminal())
         try:
             task = learner.learn(
@@ -162,6 +164,7 @@ def do_learn(options: argparse.Namespace) -> None:
                 work=work,
                 prompts=options.prompts,
                 minutes=options.minutes,
+                over=over,
             )
         except InterruptedRunError as error:
             raise InterruptedRunError(f"{error}; the model is as before; give the same command to go on") from None

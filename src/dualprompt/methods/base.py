@@ -281,6 +281,13 @@ class Method(Deriving, ABC, Generic[C]):
         name = self.config.name
         return DualPromptError(f"method '{name}' does not say what it keeps for a task, so it cannot forget one")
 
+    def observe(self, batch: Batch) -> Tensor | None:
+        """Return all that it learns of images where nothing is trained, (batch, width); None: it must see them itself.
+
+        Whoever has it gives it back as `Batch.frozen`, without the images.
+        """
+        return None
+
     def expect_more(self) -> None:
         """Prepare to be given more images of known classes. Called once, before there is any state."""
 

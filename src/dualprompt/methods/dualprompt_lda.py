@@ -200,6 +200,11 @@ class DualPromptLDA(Prompted[DualPromptLDAConfig]):
         self.training_head.restore([], [], train_old=False)
         self.drop_derived()
 
+    @torch.no_grad()
+    def observe(self, batch: Batch) -> Tensor | None:
+        """Return the frozen features, where no prompts are tried."""
+        return None if self.hold_out else self.read(batch, self._tokens(batch))
+
     @property
     def takes_more(self) -> bool:
         """Yes: sums do not care in which portions they are made."""
@@ -218,7 +223,7 @@ class DualPromptLDA(Prompted[DualPromptLDAConfig]):
         """Return the features of all images of a task, and those under prompts."""
         frozen, own = [], []
         for batch in task.batches():
-            tokens = self._tokens(batch)
+            tokens = None if batch.frozen is not None else self._tokens(batch)
             frozen.append(self.read(batch, tokens))
             if prompts is not None:
                 own.append(self.read(batch, tokens, prompts))

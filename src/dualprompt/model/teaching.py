@@ -117,6 +117,21 @@ def train(
     held = held_out(labels, names, config.seed) & (not alone)
     task = task_of(len(model.tasks), lesson.name, names, len(known), lesson.pixels, labels, held)
     method = _taught(foundation, config, Stream((task,), fingerprint(task), ()), state, work, progress)
+    return concluded(foundation, model, lesson, method, held)
+
+
+def concluded(foundation: Foundation, model: Model, lesson: Lesson, method: Method, held: np.ndarray) -> Model:
+    """Return the model whose method has learned a lesson, and how well it does on images of it.
+
+    Args:
+        foundation: what the model is built on.
+        model: what it knew before.
+        lesson: what it has learned.
+        method: that has learned it.
+        held: which images were held out.
+    """
+    known = tuple(row for row in model.rows if row is not None)
+    names = tuple(lesson.classes)
     rows = (*known, *((model.next_id, label) for label in names))
     learned = foundation.model(model.tasks, rows, model.next_id + 1, model.trust, method=method)
     info = TaskInfo(

@@ -105,13 +105,13 @@ def purge(path: Path, tasks: set[int]) -> tuple[int, ...]:
 
 
 def holders(path: Path, what: str | int, kind: Kind | None = None) -> set[int]:
-    """Return the ids of tasks that are, or have a class that is, called so in an earlier version."""
-    records = [saved.record(path, number) for number in saved.copies(path)]
-    tasks = [task for record in records for task in record.tasks]
+    """Return the ids of tasks that are called so, or have a class that is, in any version; what `purge` is given."""
+    records = [saved.record(path), *(saved.record(path, number) for number in saved.copies(path))]
     label = one_form(str(what))
     return {
         task.id
-        for task in tasks
+        for record in records
+        for task in record.tasks
         if (kind != "class" and what in (task.id, task.name)) or (kind != "task" and label in task.classes)
     }
 

@@ -77,10 +77,9 @@ def cut_to_rarest(subset: Subset, seed: int, task: int) -> Subset:
     """Return as many images of every class as the rarest has, drawn by the seed and the task."""
     generator = torch.Generator().manual_seed(derive(seed, "cut", task))
     classes, counts = subset.labels.unique(return_counts=True)
-    rows = []
-    for label in classes:
-        mine = (subset.labels == label).nonzero()[:, 0]
-        rows.append(mine[torch.randperm(len(mine), generator=generator)[: int(counts.min())]])
+    of_each = [(subset.labels == label).nonzero()[:, 0] for label in classes]
+    fewest = int(counts.min())
+    rows = [mine[torch.randperm(len(mine), generator=generator)[:fewest]] for mine in of_each]
     return part(subset, torch.cat(rows).sort().values)
 
 
