@@ -295,8 +295,8 @@ def _row(path: str, answer: Answer | None, problem: str) -> list[str]:
     path = path.encode("utf-8", "backslashreplace").decode()
     if answer is None:
         return [now, path, "", "", "", "", "", problem]
-    unsure = answer.label is None or answer.probability < UNSURE
-    sure = "" if answer.label is None else f"{answer.probability:.6f}"
+    unsure = answer.label is None or answer.top[0].probability < UNSURE
+    sure = "" if answer.label is None else f"{answer.top[0].probability:.6f}"
     return [now, path, answer.label or "", sure, answer.task or "", f"{answer.similarity:.6f}", f"{int(unsure)}", ""]
 
 

@@ -1,11 +1,10 @@
-"""`learn`, `predict`, `evaluate`, `forget`, `calibrate`, `info`: a model taught from one's own folders."""
+"""`learn`, `evaluate`, `forget`, `calibrate`, `info`: a model taught from one's own folders."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,7 @@ from dualprompt.progress import counted
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from dualprompt.learner import Answer, ContinualLearner
+    from dualprompt.learner import ContinualLearner
 
 LEARN = """\
 A fifth of each class (at most 10 images, none of fewer than 5) is held out to measure the accuracy. Nothing of the
@@ -28,16 +27,6 @@ examples:
   dualprompt learn my-model photos/january
   dualprompt learn my-model photos/february --name "February" --epochs 10
   dualprompt learn other-model photos/january --backbone dinov2-s14 --method.e_length 10 --train.lr 0.002
-"""
-
-PREDICT = """\
-Images that cannot be read do not keep the others from being answered: they are named on stderr, and the command then
-ends with exit code 2.
-
-examples:
-  dualprompt predict my-model picture.jpg
-  dualprompt predict my-model inbox/ --csv > answers.csv
-  dualprompt predict my-model a.jpg b.png --top-k 3 --json
 """
 
 FORGET = """\
@@ -79,11 +68,6 @@ def add(commands: Commands) -> None:
     learn.add_argument("--method", help="of a new model: see `dualprompt list methods` (default: dualprompt)")
     learn.add_argument("--input-size", type=int, help="of a new model: pixels a side (default: the checkpoint's)")
     learn.add_argument("--seed", type=int, help="of a new model (default: 0)")
-
-    predict = with_model("predict", do_predict, "say what images show", PREDICT)
-    predict.add_argument("images", nargs="+", help="files, or folders of them")
-    predict.add_argument("--top-k", type=int, default=5, help="how many classes each answer has (default: %(default)s)")
-    predict.add_argument("--csv", action="store_true", help="print one line an image, with commas")
 
     evaluate = with_model("evaluate", do_evaluate, "evaluate a model on a folder of class folders")
     evaluate.add_argument("folder", type=Path, help="holds one folder of images for each class")
@@ -192,69 +176,6 @@ def tasks_table(learner: ContinualLearner) -> Table:
         names = ", ".join(task.classes)
         cells = (f"{task.id}", task.name, names, f"{task.images}", accuracy, f"{task.bytes:,} B", task.learned)
         table.add_row(*(Text(cell) for cell in cells))  # Text: names may hold brackets
-    return table
-
-
-def do_predict(options: argparse.Namespace) -> None:
-    """Answer what images show."""
-    from dataclasses import replace
-
-    import numpy as np
-
-    from dualprompt.model.images import listed
-
-    if options.json and options.csv:
-        raise DualPromptError("--json and --csv cannot go together; choose one")
-    learner = open_learner(options)
-    images = listed(options.images)[0]
-    answers, faults = [], []
-    for start in range(0, len(images), 64):
-        good, pixels = [], []
-        for image in images[start : start + 64]:
-            try:
-                pixels.append(learner.pixels(image))
-                good.append(str(image))
-            except DualPromptError as error:
-                faults.append(str(error))
-        if good:
-            found = learner.predict_pixels(np.stack(pixels), options.top_k)
-            answers += [replace(answer, path=path) for answer, path in zip(found, good, strict=True)]
-    if options.csv:
-        write_csv(answers)
-    elif answers or options.json:
-        emit(options, [answer.to_dict() for answer in answers], answers_table(answers))
-    if faults:
-        more = f"; and {len(faults) - 5} more" if len(faults) > 5 else ""
-        raise DualPromptError(f"{len(faults)} of {len(images)} images: {'; '.join(faults[:5])}{more}")
-
-
-def write_csv(answers: Sequence[Answer]) -> None:
-    """Print one line an image."""
-    import csv
-
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    most = max((len(answer.top) for answer in answers), default=0)
-    ranks = [f"{word}_{n + 1}" for n in range(most) for word in ("label", "probability")]
-    writer.writerow(["path", "label", "probability", "task", "similarity", *ranks])
-    for a in answers:
-        top = [cell for score in a.top for cell in (score.label, f"{score.probability:.6f}")]
-        sure = "" if a.label is None else f"{a.probability:.6f}"  # of no class that is not named beside it
-        writer.writerow([a.path, a.label or "", sure, a.task or "", f"{a.similarity:.6f}", *top])
-
-
-def answers_table(answers: Sequence[Answer]) -> Table:
-    """Return answers for people: what it is, how sure, and what else it could be."""
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table("image", "label", "probability", "task", "similarity", "else")
-    for answer in answers:
-        known = answer.label is not None  # else the best class is only one of those that it could be
-        others = answer.top[1:3] if known else answer.top[:2]
-        label, sure = (answer.label, f"{100 * answer.probability:.1f} %") if known else ("none of these", "–")
-        cells = (answer.path or "", label or "", sure, answer.task or "–")
-        runners_up = ", ".join(f"{score.label} {100 * score.probability:.0f} %" for score in others)
-        table.add_row(*(Text(cell) for cell in (*cells, f"{answer.similarity:.2f}", runners_up)))
     return table
 
 

@@ -41,6 +41,14 @@ def pixels_of(image: ImageLike, side: int, interpolation: str) -> np.ndarray:
 
     What is larger than 64 megapixels, broken, or no image is refused with a DualPromptError that names it.
     """
+    return np.array(upright(image, side).resize((side, side), Image.Resampling[interpolation.upper()]))
+
+
+def upright(image: ImageLike, side: int | None = None) -> Image.Image:
+    """Return an image upright and in RGB, as large as it is; a JPEG that is to be `side` pixels a side, smaller.
+
+    What is larger than 64 megapixels, broken, or no image is refused with a DualPromptError that names it.
+    """
     try:
         opened = _opened(image)
         width, height = opened.size
@@ -48,10 +56,9 @@ def pixels_of(image: ImageLike, side: int, interpolation: str) -> np.ndarray:
             raise DualPromptError(
                 f"{named(image)} has {width} × {height} pixels, more than {MOST_PIXELS:,}; shrink it first"
             )
-        if opened is not image:
+        if side is not None and opened is not image:
             reduce_jpeg(opened, side)
-        upright = as_rgb(ImageOps.exif_transpose(opened))
-        return np.array(upright.resize((side, side), Image.Resampling[interpolation.upper()]))
+        return as_rgb(ImageOps.exif_transpose(opened))
     except Image.DecompressionBombError as error:
         raise DualPromptError(f"{named(image)} has far more than {MOST_PIXELS:,} pixels; shrink it first") from error
     except OSError as error:
