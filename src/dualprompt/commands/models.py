@@ -112,12 +112,10 @@ def changed(options: argparse.Namespace) -> Iterator[ContinualLearner]:
 
 def do_learn(options: argparse.Namespace) -> None:
     """Teach a model."""
-    import shutil
-
     from dualprompt.console import Terminal
-    from dualprompt.files import disk_errors
     from dualprompt.learner import ContinualLearner
-    from dualprompt.model.saved import held, is_model, refuse_other
+    from dualprompt.model.saved import is_model, refuse_other
+    from dualprompt.model.workplace import workplace
 
     made_of = {"backbone": options.backbone, "method": options.method}
     made_of |= {"input_size": options.input_size, "seed": options.seed}
@@ -129,13 +127,7 @@ def do_learn(options: argparse.Namespace) -> None:
     if exists and given:
         option = next(iter({key: None for key in given if key != "options"} | options.overrides)).replace("_", "-")
         raise DualPromptError(f"{options.model} exists: --{option} is for a new model; leave it out, or name another")
-    work = options.model.resolve().with_name(f".{options.model.resolve().name}.learning")
-    if work.is_symlink():
-        raise DualPromptError(f"{work} is a link; remove it: what is learned is kept there for a while, then deleted")
-    with disk_errors(work):
-        work.mkdir(parents=True, exist_ok=True)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(held(work))  # of a model that does not exist yet there is nothing else to hold
+    with workplace(options.model) as work, contextlib.ExitStack() as stack:
         learner = stack.enter_context(changed(options)) if exists else ContinualLearner(device=options.device, **given)
         terminal = stack.enter_context(Terminal())
         try:
@@ -151,11 +143,10 @@ def do_learn(options: argparse.Namespace) -> None:
             )
         except InterruptedRunError as error:
             raise InterruptedRunError(f"{error}; the model is as before; give the same command to go on") from None
-    if not exists:
-        if is_model(options.model):
-            raise DualPromptError(f"another command has made {options.model} meanwhile; give this one again")
-        learner.save(options.model)
-    shutil.rmtree(work, ignore_errors=True)
+        if not exists:
+            if is_model(options.model):
+                raise DualPromptError(f"another command has made {options.model} meanwhile; give this one again")
+            learner.save(options.model)
     measured = "" if task.accuracy is None else f", {task.accuracy:.1f} % of the images held out were right"
     amount = f"{counted(len(task.classes), 'class', 'classes')} from {counted(task.images, 'image')}"
     messages = [f"learned task {task.id} ('{task.name}'): {amount}{measured}"]
