@@ -555,6 +555,7 @@ def test_two_commands_do_not_make_one_model(world: World, folders: dict[str, Pat
 def test_a_refused_lesson_leaves_nothing(world: World, folders: dict[str, Path], kept: Path, tmp_path: Path) -> None:
     model, new = Path(shutil.copytree(kept, tmp_path / "model")), tmp_path / "deep" / "new"
     new.parent.mkdir()
+    (model / ".lock").touch()
     before = contents(tmp_path)
     assert "does not exist" in call("learn", new, tmp_path / "nowhere", "--backbone", world.weights, *FLAGS).error
     assert "is known already" in call("learn", model, folders["spring"]).error
