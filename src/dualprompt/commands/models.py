@@ -127,6 +127,7 @@ def do_learn(options: argparse.Namespace) -> None:
     if exists and given:
         option = next(iter({key: None for key in given if key != "options"} | options.overrides)).replace("_", "-")
         raise DualPromptError(f"{options.model} exists: --{option} is for a new model; leave it out, or name another")
+    nested = asked_nested(options)  # before there are bars, which would hide the question
     with workplace(options.model) as work, contextlib.ExitStack() as stack:
         learner = stack.enter_context(changed(options)) if exists else ContinualLearner(device=options.device, **given)
         terminal = stack.enter_context(Terminal())
@@ -137,7 +138,7 @@ def do_learn(options: argparse.Namespace) -> None:
                 epochs=options.epochs,
                 again=options.again,
                 skip_bad=options.skip_bad,
-                nested=asked_nested(options),
+                nested=nested,
                 progress=terminal,
                 work=work,
             )
