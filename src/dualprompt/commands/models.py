@@ -117,8 +117,7 @@ def do_learn(options: argparse.Namespace) -> None:
     if options.compare_backbones is not None:
         do_compare(options)
         return
-    made_of = {"backbone": options.backbone, "method": options.method}
-    made_of |= {"input_size": options.input_size, "seed": options.seed}
+    made_of = {key: getattr(options, key) for key in ("backbone", "method", "input_size", "seed")}
     given = {key: value for key, value in made_of.items() if value is not None}
     if options.overrides:
         given["options"] = {key.removeprefix("method."): value for key, value in options.overrides.items()}
