@@ -66,7 +66,7 @@ def case(world: World) -> Case:
     images = sorted(path for name in CLASSES[:4] for path in (world.images / "test" / name).iterdir())
     pixels = np.concatenate([np.stack([learner.pixels(path) for path in images]), patches(40, learner.side)])
     answers = learner.predict_pixels(pixels, top_k=1)
-    trust = sorted(max(answer.similarity, 0) * answer.probability**0.5 for answer in answers)
+    trust = sorted(answer.trust for answer in answers)
     middle = max(range(10, 40), key=lambda i: trust[i + 1] - trust[i])  # far from any image
     learner.threshold = (trust[middle] + trust[middle + 1]) / 2
     return Case(learner, learner.save(world.folder / "model"), images, pixels)
@@ -100,7 +100,7 @@ def agree(learner: ContinualLearner, pixels: np.ndarray, found: dict[str, Any], 
     assert np.abs(found["similarity"] - similarity).max() <= tolerance
     np.testing.assert_array_equal(found["task"], task)
     assert [learner.classes[best] for best in found["logits"].argmax(axis=1)] == [a.top[0].label for a in answers]
-    np.testing.assert_allclose(found["probabilities"].max(axis=1), [a.probability for a in answers], atol=1e-4)
+    np.testing.assert_allclose(found["probabilities"].max(axis=1), [a.top[0].probability for a in answers], atol=1e-4)
     np.testing.assert_allclose(found["probabilities"].sum(axis=1), 1, atol=1e-5)
     assert export.decide(found, learner.classes, learner.threshold) == [answer.label for answer in answers]
 

@@ -248,7 +248,7 @@ def test_a_single_image_is_enough(world: World, folders: dict[str, Path]) -> Non
     image = trees(world, "ash")[0]
     assert learner.learn({"ash": [image]}).accuracy is None
     learner.learn({"birch": trees(world, "birch")[:1], "elm": trees(world, "elm")[:1]})
-    assert all(np.isfinite(answer.probability) for answer in learner.predict(trees(world, *ALL)))
+    assert all(np.isfinite(answer.top[0].probability) for answer in learner.predict(trees(world, *ALL)))
     assert learner.predict(image).label == "ash"
     with pytest.raises(DualPromptError, match="no images were held out"):
         learner.calibrate()
