@@ -50,7 +50,7 @@ def anyio_backend() -> str:
 def saved(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model to serve, not to be changed: it knows ash and birch in one task, and cedar in another."""
     options = {"g_layers": [1], "e_layers": [2, 3], "g_length": 2, "e_length": 3}
-    learner = ContinualLearner(str(world.weights), options=options, device="cpu")
+    learner = ContinualLearner(str(world.weights), "dualprompt", options=options, device="cpu")
     learner.learn({name: pictures(world, name) for name in ("ash", "birch")}, "first", epochs=1)
     learner.learn({"cedar": pictures(world, "cedar")}, "second", epochs=1)
     return learner.save(tmp_path_factory.mktemp("saved") / "model")

@@ -275,7 +275,7 @@ def test_the_example_needs_no_dualprompt_and_prepares_images_as_the_learner_does
 def test_mistakes_are_one_line(case: Case, world: World, tmp_path: Path):
     file = tmp_path / "file"
     file.write_text("mine")
-    empty = ContinualLearner(str(world.weights), options=OPTIONS, device="cpu").save(tmp_path / "empty")
+    empty = ContinualLearner(str(world.weights), "dualprompt", options=OPTIONS, device="cpu").save(tmp_path / "empty")
     assert "knows no classes yet" in call("export", empty, "--to", "onnx").error
     assert "knows no classes yet" in call("export", empty, "--to", "onnx", "--check", world.images / "test").error
     assert "onnx" in call("export", case.saved, "--to", "tflite").error

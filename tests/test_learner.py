@@ -29,12 +29,13 @@ from dualprompt.data.sources import ArraySource, Dataset, FileSource, Split
 from dualprompt.errors import DualPromptError
 from dualprompt.learner import Answer, ContinualLearner, TaskInfo
 from dualprompt.methods.base import Batch
-from dualprompt.model import images, saved
+from dualprompt.model import images, saved, versions
 from dualprompt.model.task import held_out
 from sandbox import World, call, contents, start, write_weights
 
 TINY = {"g_layers": [1], "e_layers": [2, 3], "g_length": 2, "e_length": 3, "train.batch_size": 4, "train.epochs": 2}
-FLAGS = [word for key, value in TINY.items() for word in (f"--{key if '.' in key else f'method.{key}'}", f"{value}")]
+FLAGS = ["--method", "dualprompt"]
+FLAGS += [word for key, value in TINY.items() for word in (f"--{key if '.' in key else f'method.{key}'}", f"{value}")]
 TASKS = {"spring": ("ash", "birch"), "summer": ("cedar", "elm"), "autumn": ("fir", "hazel")}
 
 
@@ -67,7 +68,7 @@ def kept(world: World, folders: dict[str, Path], tmp_path_factory: pytest.TempPa
 
 
 def empty(world: World, **options: Any) -> ContinualLearner:
-    return ContinualLearner(str(world.weights), options=TINY | options, device="cpu")
+    return ContinualLearner(str(world.weights), "dualprompt", options=TINY | options, device="cpu")
 
 
 def trees(world: World, *classes: str, split: str = "test") -> list[Path]:
@@ -308,7 +309,7 @@ def test_more_of_a_known_class(world: World, folders: dict[str, Path]) -> None:
         shown = pixels.permute(0, 3, 1, 2).float() / 127.5 - 1
         raw = network.method.predict(Batch(lambda: shown, torch.zeros(len(shown)))).logits
     assert raw.shape[1] == 4
-    expected = torch.stack([torch.maximum(raw[:, 0], raw[:, 2]), raw[:, 1], raw[:, 3]], dim=1)
+    expected = torch.stack([torch.logaddexp(raw[:, 0], raw[:, 2]), raw[:, 1], raw[:, 3]], dim=1)
     torch.testing.assert_close(logits, expected)
     assert learner.forget("ash") == "ash"  # both experts go
     assert learner.classes == ("birch", "yew")
@@ -517,7 +518,7 @@ def test_a_class_may_be_called_like_a_split(world: World, tmp_path: Path) -> Non
 def test_a_backbone_may_move(world: World, kept: Path, tmp_path: Path) -> None:
     old, new = tmp_path / "old.safetensors", tmp_path / "new.safetensors"
     shutil.copy(world.weights, old)
-    learner = ContinualLearner(str(old), options=TINY, device="cpu")
+    learner = ContinualLearner(str(old), "dualprompt", options=TINY, device="cpu")
     learner.learn({"ash": trees(world, "ash"), "elm": trees(world, "elm")}, epochs=1)
     model = learner.save(tmp_path / "model")
     assert str(tmp_path) not in (model / "README.md").read_text()  # it may be pushed
@@ -614,7 +615,7 @@ def test_none_of_these(world: World, folders: dict[str, Path], tmp_path: Path) -
     images = trees(world, *ALL)
     assert all(answer.label for answer in learner.predict(images))
     known = learner._model.trust
-    scores = sorted(score for own in known.values() for values in own.values() for score in values)
+    scores = sorted(each.trust for own in known.values() for values in own.values() for each in values)
     found = learner.calibrate(trees(world, "fir", "hazel"), accept=0.75)
     assert found.known == len(scores) == 4
     assert found.unknown == 9
@@ -625,6 +626,7 @@ def test_none_of_these(world: World, folders: dict[str, Path], tmp_path: Path) -
     learner.threshold = 1.1
     strict = learner.predict(images)
     assert all(answer.label is None for answer in strict)
+    assert {(answer.probability, answer.task) for answer in strict} == {(None, None)}  # of a class that is not named
     assert [answer.top for answer in strict] == [answer.top for answer in loose]
     assert learner.evaluate({"ash": trees(world, "ash")}).rejected == 100
     assert reloaded(learner, tmp_path / "model").threshold == 1.1
@@ -654,9 +656,12 @@ def test_what_was_measured_with_a_forgotten_class_is_dropped(world: World, kept:
     label = before["spring"].classes[0]
     learner.forget(label)
     after = {task.name: task for task in learner.tasks}
-    assert before["spring"].accuracy is not None
-    assert after["spring"].accuracy is None
+    own = learner._model.trust[1]["birch"]
+    assert (before["spring"].held, after["spring"].held) == (2, len(own)) == (2, 1)
+    assert after["spring"].accuracy == 100 * sum(each.ranked[0] == "birch" for each in own)
     assert after["summer"].accuracy == before["summer"].accuracy
+    said = {name for task in learner._model.trust.values() for own in task.values() for e in own for name in e.ranked}
+    assert label not in said
     assert {task for row in after.values() for task in row.measured} == {2, 3}
 
 
@@ -760,7 +765,7 @@ def test_a_full_disk_leaves_the_old_model(kept: Path, tmp_path: Path, monkeypatc
     learner.forget("elm")
     before = contents(path) | {".lock": b""}
     flush = os.fsync
-    for allowed in range(2):  # the tensors, then model.json
+    for allowed in range(3):  # the tensors, then the old model.json among the versions, then the new one
         left = [allowed]
 
         def full(handle: int, left: list[int] = left) -> None:
@@ -776,7 +781,7 @@ def test_a_full_disk_leaves_the_old_model(kept: Path, tmp_path: Path, monkeypatc
         assert contents(path) == before
     learner.save(path)
     assert "elm" not in ContinualLearner.load(path).classes
-    assert {file.name[:7] for file in path.iterdir()} == {".lock", "README.", "model.j", "weights"}
+    assert {file.name[:7] for file in path.iterdir()} == {".lock", "README.", "model.j", "version", "weights"}
 
 
 def test_push_and_pull(kept: Path, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -803,12 +808,32 @@ def test_push_and_pull(kept: Path, world: World, tmp_path: Path, monkeypatch: py
     images = trees(world, *ALL)
     assert ContinualLearner.pull("me/trees").predict(images) == learner.predict(images)
 
+    assert call("push", kept, "me/trees", "--public", "--json").json["url"] == "https://hub/me/trees"
+    assert asked[-1] == ("me/trees", False)
+    assert not (remote / "versions").exists()
+    pulled = tmp_path / "pulled"
+    told = call("pull", "me/trees", pulled, "--json")
+    assert told.json["classes"] == list(ALL), told.err
+    assert ContinualLearner.load(pulled).predict(images) == learner.predict(images)
+    assert call("forget", pulled, "ash").code == 0
+    assert call("pull", "me/trees", pulled).code == 0  # what was there is an earlier version
+    assert [version.why for version in versions.listed(pulled)][1:] == ["forgot a class", "pulled from me/trees"]
+    with saved.held(pulled):
+        assert "is being served" in call("pull", "me/trees", pulled).error
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "letter.txt").write_text("mine")
+    assert "holds no model, but 'letter.txt'" in call("pull", "me/trees", tmp_path / "other").error
+
     def refuse(*_: Any, **__: Any) -> None:
         raise OSError("403 Forbidden\nmore")
 
     monkeypatch.setattr(huggingface_hub, "create_repo", refuse)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
     with pytest.raises(DualPromptError, match=r"the hub's repository 'me/trees': .*403"):
         learner.push("me/trees")
+    assert "the hub's repository 'me/trees': OSError: 403 Forbidden" in call("push", kept, "me/trees").error
+    assert "the hub's repository 'me/trees': OSError: 403 Forbidden" in call("pull", "me/trees", tmp_path / "new").error
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize(
@@ -996,12 +1021,9 @@ def test_the_accuracy_matrix_holds_what_was_measured(
     assert judged.code == 0, judged.err
     assert judged.json["by_task"] == {str(task): value for task, value in found.by_task.items()}
     row = [found.by_task[1], None, found.by_task[3]]
-    assert call("info", model, "--json").json["accuracy_matrix"] == [
-        [diagonal[0], None, None],
-        [None, diagonal[1], None],
-        row,
-    ]
+    assert call("info", model, "--json").json["accuracy_matrix"] is None  # it is shown when it is complete
     learner = ContinualLearner.load(model)
+    assert learner.accuracy_matrix() == [[diagonal[0], None, None], [None, diagonal[1], None], row]
     learner.forget(1)
     assert reloaded(learner, tmp_path / "less").accuracy_matrix() == [[diagonal[1], None], row[1:]]
     learner.learn({"rowan": trees(world, "hazel")}, epochs=1)

@@ -25,7 +25,8 @@ from dualprompt.training.feed import Feed
 from helpers import SIDE, backbone_for, batch_of, random_images, seeded, subset_of, task_view, tiny_vit
 from sandbox import World, pictures
 
-SOLVED = {"dualprompt-rp", "klda", "lda", "ranpac", "ridge", "simple-cil"}  # answer from what a task's end solved for
+# They answer from what a task's end solved for.
+SOLVED = {"dualprompt-lda", "dualprompt-rp", "klda", "lda", "ranpac", "ridge", "simple-cil"}
 
 
 def make(name: str) -> Method:

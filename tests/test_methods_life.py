@@ -32,6 +32,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "l2p": {"pool_size": 4, "length": 2, "top_n": 2},
     "ranpac": {"projection": 40},
     "rpsnet": {"width": 2, "modules": 3, "tasks_per_path": 1},
+    "dualprompt-lda": {"e_layers": [2, 3], "e_length": 3},
     "dualprompt-rp": {"g_layers": [1], "e_layers": [2, 3], "g_length": 2, "e_length": 3, "projection": 40},
 }
 FINE_TUNERS = [name for name in METHODS.names() if "train_backbone" in METHODS[name].Config.model_fields]
@@ -49,6 +50,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "supsup, min_entropy": ("supsup", {"method.inference": "min_entropy"}),
     "l2p, by task": ("l2p", {"method.pool": "by_task"}),
     "lwf, warmed up": ("lwf", {"method.warmup_epochs": 2}),
+    "dualprompt-lda, no prompts": ("dualprompt-lda", {"method.prompts": "never"}),
+    "dualprompt-lda, prompts": ("dualprompt-lda", {"method.prompts": "always"}),
     "dualprompt-rp, class token": ("dualprompt-rp", {"method.reads": "class"}),
     "ranpac, patches too": ("ranpac", {"method.reads": "class+patches"}),
     "ranpac, first session": (
@@ -78,8 +81,13 @@ def packed(dim: int) -> int:
     return dim * (dim + 1) // 2
 
 
+# Means, samples, scatter, counts of samples and freedom, what images left out have shown, and biases of own heads.
+LDA = CLASSES * (2 * DIM + 1) + packed(2 * DIM) + 2 + 6 * (2 + 12) + CLASSES
 KEPT: dict[str, Callable[[int], int]] = {  # numbers kept besides what is trained; the argument is how many those are
     "dualprompt, ridge": lambda _: packed(DIM + 1) + (DIM + 1) * CLASSES,
+    "dualprompt-lda": lambda _: LDA,
+    "dualprompt-lda, no prompts": lambda _: LDA,
+    "dualprompt-lda, prompts": lambda _: LDA + TASKS * 2 * 2 * 3 * DIM + CLASSES * 2 * DIM,
     # Two projections and sums, and the first task's E-Prompt.
     "dualprompt-rp": lambda _: 2 * (2 * DIM * 40 + packed(40) + 40 * CLASSES) + 2 * 2 * 3 * DIM,
     "dualprompt-rp, class token": lambda _: 2 * (DIM * 40 + packed(40) + 40 * CLASSES) + 2 * 2 * 3 * DIM,

@@ -91,7 +91,7 @@ def place(world: World, tmp_path_factory: pytest.TempPathFactory) -> Place:
         for number in range(12):
             draw(folder / "train" / name / f"{number}.png", colour, number)
     place = Place(folder, folder / "model")
-    learner = ContinualLearner(str(world.weights), options=OPTIONS, device="cpu")
+    learner = ContinualLearner(str(world.weights), "dualprompt", options=OPTIONS, device="cpu")
     learner.learn(place.folder("red", "green", images=12), name="Warm and cold")
     learner.save(place.model)
     return place

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dualprompt.config import compose
-from dualprompt.data.stream import Experience, Subset
+from dualprompt.data.stream import Experience, Subset, union
 from dualprompt.methods.base import METHODS, Batch, Method, Phase, TaskView, method_config
 from dualprompt.methods.bic import BiC, BiCConfig
 from dualprompt.methods.frozen_head import FrozenHead
@@ -21,7 +21,7 @@ from dualprompt.run.folder import Run
 from dualprompt.training import group
 from dualprompt.training.buffer import Buffer
 from dualprompt.training.loop import train
-from dualprompt.training.select import select_subset, union
+from dualprompt.training.select import select_subset
 from dualprompt.training.setup import prepare
 from helpers import backbone_for, subset_of
 from sandbox import World

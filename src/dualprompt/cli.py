@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dualprompt import __version__
-from dualprompt.commands import check, look, models, predict, runs, ship, studies, tables, watch
+from dualprompt.commands import change, check, look, models, predict, runs, ship, studies, tables, watch
 from dualprompt.commands.common import Commands, Parser
 from dualprompt.errors import DualPromptError, InterruptedRunError, LostProcessError, nearest, one_line
 from dualprompt.progress import speaks
@@ -36,7 +36,9 @@ examples:
   dualprompt learn my-model photos/january                 teach it a folder of class folders; again in February
   dualprompt predict my-model picture.jpg more-pictures/
   dualprompt watch my-model inbox --sort sorted            label pictures as they come
+  dualprompt more my-model new-photos                      more images of classes it knows
   dualprompt forget my-model january
+  dualprompt rollback my-model                             undo the last change
   dualprompt export my-model --to onnx --int8
   dualprompt serve my-model                                a page and an HTTP API on this machine
 """
@@ -170,7 +172,7 @@ def build_parser() -> tuple[Parser, Commands]:
     )
     parser.add_argument("--version", action="version", version=f"dualprompt {__version__}")
     commands = Commands(parser)
-    for module in (runs, tables, studies, look, check, models, predict, watch, ship):
+    for module in (runs, tables, studies, look, check, models, predict, watch, change, ship):
         module.add(commands)
     return parser, commands
 

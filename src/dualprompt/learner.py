@@ -24,17 +24,18 @@ import numpy as np
 import torch
 from PIL import Image
 
-from dualprompt import __version__
+from dualprompt import sharded
 from dualprompt.errors import DualPromptError
 from dualprompt.files import refuse_links
 from dualprompt.methods.base import METHODS
-from dualprompt.model import card, check, foundation, hub, predicting, saved, saving, teaching
+from dualprompt.model import card, changing, check, foundation, hub, predicting, saved, saving, teaching
 from dualprompt.model.forgetting import forget
 from dualprompt.model.foundation import Foundation, Model
 from dualprompt.model.images import Data, ImageLike, gather, listed, named, pixels_of, read_all
-from dualprompt.model.names import Kind, free_name
-from dualprompt.model.results import Answer, Calibration, Evaluation, Level, Score, TaskInfo
-from dualprompt.progress import SILENT, Progress
+from dualprompt.model.names import Kind, few, free_name
+from dualprompt.model.prompting import Prompting, teach
+from dualprompt.model.results import Answer, Calibration, Evaluation, Level, Score, TaskInfo, Threshold
+from dualprompt.progress import SILENT, Progress, counted
 from dualprompt.values import merge, nested
 
 __all__ = ["Answer", "Calibration", "ContinualLearner", "Evaluation", "ImageLike", "Level", "Score", "TaskInfo"]
@@ -52,23 +53,47 @@ class ContinualLearner:
     def __init__(
         self,
         backbone: str = "embedded",
-        method: str = "dualprompt",
+        method: str = "dualprompt-lda",
         *,
         options: Mapping[str, Any] | None = None,
         input_size: int | None = None,
         device: str = "auto",
         seed: int = 0,
     ) -> None:
-        values: dict[str, Any] = {"method": {"name": method, **METHODS[method].learner_defaults}, "train": RECIPE}
+        own = METHODS[method].learner_defaults
+        train = RECIPE | own.get("train", {})
+        values: dict[str, Any] = {"method": {"name": method, **own}, "train": train}
+        values["method"].pop("train", None)
         for key, value in (options or {}).items():
             own = not key.startswith(("train.", "checkpoint."))
             values = merge(values, nested(f"method.{key}" if own else key, value))
         self._build_on(foundation.build(values, backbone, input_size, device, seed))
 
-    def _build_on(self, base: Foundation, model: Model | None = None, threshold: float | None = None) -> None:
+    def _build_on(self, base: Foundation, model: Model | None = None, limit: Threshold | None = None) -> None:
         self._base, self._model = base, model or base.model()
         self._changing = threading.RLock()
-        self.threshold = threshold
+        self._done: list[str] = []  # since it was loaded or saved
+        self._limit = limit or Threshold()
+
+    @property
+    def threshold(self) -> float | None:
+        """Below which trust the answer is "none of these"; None: never.
+
+        Lessons set it, so that 99 % of the images left out of them get a class, unless it was set by hand.
+        """
+        return self._limit.value
+
+    @threshold.setter
+    def threshold(self, value: float | None) -> None:
+        self._limit = Threshold(value, "user")
+
+    def calibrate_by_lessons(self) -> None:
+        """Let lessons set the threshold, from now on and by those that were learned."""
+        self._limit = predicting.by_lessons(self._known().trust)
+
+    def _recalibrate(self) -> None:
+        if self._limit.by == "lessons":
+            self._limit = predicting.by_lessons(self._model.trust)
 
     @property
     def tasks(self) -> tuple[TaskInfo, ...]:
@@ -114,17 +139,23 @@ class ContinualLearner:
         skip_bad: bool = False,
         nested: bool = False,
         work: str | Path | None = None,
+        prompts: Prompting = "auto",
+        minutes: float | None = None,
+        over: sharded.Map | None = None,
     ) -> TaskInfo:
         """Learn a new task: a folder of class folders, a mapping from classes to images, or a dataset.
 
-        A fifth of each class's images, at most 10 and none where there are fewer than 5, is held out and never trained
-        on: it gives the accuracy and what `calibrate` needs. A class that is known already is refused, or with `again`
-        learned once more, as a further expert for the same label. Images that cannot be read are refused, or with
-        `skip_bad` left out and noted in `progress`, as is all else that a look at the images finds (`model.check`). A
+        One pass over the images gives a model in closed form, and each image is judged by all others: that gives the
+        accuracy and the threshold. `prompts` are trained as well where they win on held-out images within so many
+        `minutes` (`auto`: 2), `always`, or `never`. Methods that train throughout hold out a fifth of each class's
+        images instead, at most 10 and none where there are fewer than 5. A class that is known already is refused, or
+        with `again` learned once more, as a further expert for the same label. Images that cannot be read are refused,
+        or with `skip_bad` left out and noted in `progress`, as is all else that a look at them finds (`model.check`). A
         folder whose folders hold nothing but folders is refused, unless they are the classes (`nested`). If anything
         goes wrong, the model stays as it is.
-        With `work`, a folder, learning that was interrupted goes on from its last checkpoint when it is asked for
-        again; the folder is yours to remove afterwards.
+        `over` maps a function over shards of the images, as `map` does here and `sweeps.cluster.shards_on` on many
+        machines, which must see the files; then no prompts are trained. With `work`, a folder, learning that was
+        interrupted goes on from its last checkpoint when it is asked for again; the folder is yours to remove then.
         """
         with self._changing:
             model = self._model
@@ -133,15 +164,52 @@ class ContinualLearner:
             teaching.refuse_alone(self._base.options, classes)
             task_name = free_name(name, data, model.tasks, model.next_id)
             config = teaching.trained_for(self._base.config, epochs)
+            if over is not None:
+                learned = sharded.learn(self._base, model, task_name, classes, over, progress, skip_bad)
+                self._change(learned, f"learned '{task_name}'")
+                return learned.tasks[-1]
             classes, pixels = teaching.read_classes(self._base.view, classes, skip_bad, progress)
             for line in check.look(data, classes, pixels).summary():
                 progress.note(line)
             with tempfile.TemporaryDirectory(prefix="dualprompt-") as temporary:
                 place = Path(temporary if work is None else work)
                 refuse_links(place)
-                learned = teaching.train(self._base, model, config, task_name, classes, pixels, place, progress)
-            self._model = learned
+                lesson = teaching.Lesson(task_name, classes, pixels)
+                learned = teach(self._base, model, config, lesson, place, progress, prompts, minutes)
+            self._change(learned, f"learned '{task_name}'")
             return learned.tasks[-1]
+
+    def more(self, data: Data, *, progress: Progress = SILENT, skip_bad: bool = False) -> tuple[TaskInfo, ...]:
+        """Add images to classes that it knows; return the tasks that have them now.
+
+        Where the head is solved for from sums (`dualprompt-lda`, `lda`, `klda`, `ridge`, `ranpac`, `dualprompt-rp`),
+        they are added to these, and prompts stay. Other methods learn them `again`, as a task. `skip_bad` and the
+        images held out are those of `learn`.
+        """
+        with self._changing:
+            model, classes = self._model, gather(data)
+            changing.refuse_unknown(model, list(classes))
+            if not model.method.takes_more:
+                return (self.learn(data, again=True, progress=progress, skip_bad=skip_bad),)
+            classes, pixels = teaching.read_classes(self._base.view, classes, skip_bad, progress)
+            changed, tasks = changing.more(self._base, model, classes, pixels, progress)
+            self._change(changed, f"added {counted(len(pixels), 'image')} of {few(classes)}")
+            return tasks
+
+    def rename(self, old: str, new: str) -> None:
+        """Call a class otherwise; a name that another class has is refused."""
+        with self._changing:
+            self._change(changing.rename(self._base, self._model, old, new), f"renamed '{old}' to '{new}'")
+
+    def merge(self, classes: Sequence[str], into: str) -> None:
+        """Make several classes one, called `into`: their probabilities add up, and all others stay what they are."""
+        with self._changing:
+            self._change(changing.merge(self._base, self._model, classes, into), f"merged {few(classes)} into '{into}'")
+
+    def _change(self, model: Model, done: str) -> None:
+        self._model = model
+        self._done.append(done)
+        self._recalibrate()
 
     def pixels(self, image: ImageLike) -> np.ndarray:
         """Return an image as the network takes it, (side, side, 3) uint8: upright, RGB, squeezed to a square."""
@@ -199,7 +267,7 @@ class ContinualLearner:
                 raise DualPromptError("the model has changed while it was evaluated; evaluate it again")
             newest = model.tasks[-1]
             newest = replace(newest, measured={**newest.measured, **by_task})
-            self._model = replace(model, tasks=(*model.tasks[:-1], newest))
+            self._change(replace(model, tasks=(*model.tasks[:-1], newest)), "recorded an evaluation")
 
     def accuracy_matrix(self) -> list[list[float | None]]:
         """Return the accuracy on each task (column) after each task (row) in percent, None where it was not measured.
@@ -212,13 +280,14 @@ class ContinualLearner:
     def calibrate(self, unknown: ImageLike | Sequence[ImageLike] | None = None, *, accept: float = 0.95) -> Calibration:
         """Set `threshold` so that `accept` of the held-out images of known classes get a class, the others none.
 
-        `unknown`, images or a folder of images that show none of the classes, tells what each threshold would refuse.
+        `unknown`, images or a folder of images that show none of the classes, tells what each threshold would refuse;
+        without, images of each class do, asked as if it were not known. Later lessons leave the threshold as it is.
         """
-        known = predicting.known_scores(self._known().trust, accept)
-        strange = np.empty(0)
+        trust, strange = self._known().trust, None
+        predicting.known_scores(trust, accept)  # or say why there are none
         if unknown is not None:
             strange = np.array([answer.trust for answer in self.predict(listed(unknown)[0], top_k=1)])
-        found = predicting.calibration(known, strange, accept)
+        found = predicting.calibration(trust, strange, accept)
         self.threshold = found.threshold
         return found
 
@@ -234,7 +303,9 @@ class ContinualLearner:
         that share all their prompts (`shares_prompts`), as coda-prompt and l2p, have only rows to remove.
         """
         with self._changing:
-            self._model, gone = forget(self._base, self._model, what, kind)
+            model, gone = forget(self._base, self._model, what, kind)
+            self._done = []  # of what is forgotten no name stays
+            self._change(model, f"forgot a {'class' if isinstance(gone, str) else 'task'}")
             return gone
 
     @property
@@ -244,36 +315,22 @@ class ContinualLearner:
 
     def info(self) -> dict[str, Any]:
         """Return what it knows and what it is made of, as JSON has it."""
-        model = self._model
-        state = model.state
-        return {
-            "classes": list(self.classes),
-            "tasks": [task.to_dict() for task in model.tasks],
-            "accuracy_matrix": self.accuracy_matrix(),
-            "threshold": self.threshold,
-            "side": self.side,
-            "bytes": sum(value.nbytes for value in state.values()),
-            "backbone": {
-                "name": self._base.weights.name,
-                "sha256": self._base.weights.sha256,
-                "licence": self._base.weights.licence,
-                "parameters": self._base.weights.parameters,
-            },
-            "method": dict(self._base.config.method),
-            "device": str(self._base.device),
-            "dualprompt": __version__,
-        }
+        return saving.info(self._base, self._model, self._limit)
 
-    def save(self, path: str | Path, *, held: bool = False) -> Path:
+    def save(self, path: str | Path, *, held: bool = False, versions: int | None = None) -> Path:
         """Keep it in a folder, in place of the model that is there; an interrupted save leaves the old one.
 
-        A model that a server or another command holds is refused; `held` says that we ourselves hold it.
+        The old one becomes an earlier version (`dualprompt.model.versions`). The last 5 are kept, or so many as
+        `versions` says, from now on; 0: nothing of what was stays. A model that a server or another command holds is
+        refused; `held` says that we ourselves hold it.
         """
         path = Path(path).expanduser()
         others = contextlib.nullcontext() if held or not saved.is_model(path) else saved.held(path)
         with self._changing, others:
-            facts = saving.facts(self._base, self._model, self.threshold)
-            saved.write(path, facts, self._model.state, card.text(self.info()))
+            facts = saving.facts(self._base, self._model, self._limit)
+            why = "; ".join(self._done) or "saved"
+            saved.write(path, facts, self._model.state, card.text(self.info()), why, versions)
+            self._done = []
         return path
 
     @classmethod
@@ -303,4 +360,6 @@ class ContinualLearner:
         backbone: str | None = None,
     ) -> ContinualLearner:
         """Return the model in a repository of the Hugging Face hub; `backbone` says where its backbone lies here."""
-        return cls.load(hub.download(repo_id, revision, token), device, backbone=backbone)
+        learner = cls.load(hub.download(repo_id, revision, token), device, backbone=backbone)
+        learner._done.append(f"pulled from {repo_id}")
+        return learner

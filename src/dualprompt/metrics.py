@@ -103,3 +103,11 @@ def summarise(
         "backward_transfer": backward_transfer(S),
         "learning_accuracy": learning_accuracy(S),
     }
+
+
+def wilson(correct: int, total: int, z: float = 1.96) -> tuple[float, float]:
+    """Return where a share lies with 95 % confidence, in percent (Wilson, 1927), given `correct` of `total`."""
+    share, spread = correct / total, z * z / total
+    centre = (share + spread / 2) / (1 + spread)
+    half = z / (1 + spread) * (share * (1 - share) / total + spread / (4 * total)) ** 0.5
+    return 100 * max(0.0, centre - half), 100 * min(1.0, centre + half)

@@ -15,6 +15,7 @@ from dualprompt.errors import DualPromptError
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from dualprompt import sharded
     from dualprompt.report.sheet import Sheet
     from dualprompt.sweeps.obtained import Workers
 
@@ -129,6 +130,31 @@ def ray_address(text: str) -> str:
     if text in ("auto", "local") or text.rpartition(":")[2].isdigit():
         return text
     raise argparse.ArgumentTypeError(f"'{text}' is not HOST:PORT or auto; without an address, put --ray last")
+
+
+def add_shards(command: Parser) -> None:
+    """Add the option that spreads the pass over a lesson's images."""
+    command.add_argument(
+        "--ray",
+        nargs="?",
+        const="local",
+        type=ray_address,
+        metavar="ADDRESS",
+        help="let the Ray cluster at HOST:PORT, or auto, look at the images, which all its machines must see; without "
+        "an address a new one, of all cores of this machine. No prompts are trained",
+    )
+
+
+def shards(options: argparse.Namespace) -> AbstractContextManager[sharded.Map | None]:
+    """Return what maps a function over shards of a lesson's images: on a Ray cluster, or None."""
+    if options.ray is None:
+        return nullcontext(None)
+    if options.prompts == "always" or options.minutes is not None:
+        flag = "--minutes" if options.minutes is not None else "--prompts always"
+        raise DualPromptError(f"{flag} cannot go with --ray, where no prompts are trained; leave one of them out")
+    from dualprompt.sweeps.cluster import shards_on
+
+    return shards_on(options.ray)
 
 
 def workers(options: argparse.Namespace) -> AbstractContextManager[int | Workers]:

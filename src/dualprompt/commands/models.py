@@ -1,45 +1,43 @@
-"""`learn`, `evaluate`, `forget`, `calibrate`, `info`: a model taught from one's own folders."""
+"""`learn`, `evaluate`, `calibrate`, `info`: a model taught from one's own folders."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dualprompt.commands.check import asked_nested
-from dualprompt.commands.common import DEVICE, Commands, Do, Parser, emit
+from dualprompt.commands.common import DEVICE, Commands, Do, Parser, add_shards, emit, shards
+from dualprompt.commands.compare import do_compare
 from dualprompt.errors import DualPromptError, InterruptedRunError
 from dualprompt.progress import counted
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from dualprompt.learner import ContinualLearner
+    from dualprompt.learner import ContinualLearner, TaskInfo
 
 LEARN = """\
-A fifth of each class (at most 10 images, none of fewer than 5) is held out to measure the accuracy. Nothing of the
-images is kept. Images that cannot be read are refused, or left out with --skip-bad. Interrupted learning goes on when
-the same command is given again; until it is complete, the old model stays.
+One pass over the images gives a model in closed form; each image is judged by a model made of all others, which gives
+the accuracy and the threshold for "none of these". Prompts are trained too where they win on held-out images and the
+time allows. Nothing of the images is kept. Images that cannot be read are refused, or left out with --skip-bad.
+Interrupted learning goes on when the same command is given again; until it is complete, the old model stays.
 
 examples:
   dualprompt learn my-model photos/january
+  dualprompt learn my-model photos/march --prompts always --minutes 30
+  dualprompt learn my-model photos/january --compare-backbones embedded,dinov2-s14
   dualprompt learn my-model photos/february --name "February" --epochs 10
   dualprompt learn other-model photos/january --backbone dinov2-s14 --method.e_length 10 --train.lr 0.002
 """
 
-FORGET = """\
-The prompts, key, statistics and classifier rows of a task go; of a class, its statistics and its row. All other
-classes answer as before. Where all tasks share their prompts (coda-prompt, l2p) or have none, only rows go.
-
-examples:
-  dualprompt forget my-model january
-  dualprompt forget my-model "grand piano"
-"""
+COMPARE = "learn nothing: size, speed and accuracy of backbones on this folder (default: those that are at hand)"
+PROMPTS = "train prompts where they win on held-out images (auto, the default), always, or never"
 
 CALIBRATE = """\
-The threshold is set by the images that were held out while learning.
+Each lesson sets the threshold by images that were left out, so that 99 % of them get a class; what is set here stays.
 
 examples:
   dualprompt calibrate my-model
@@ -65,7 +63,11 @@ def add(commands: Commands) -> None:
     learn.add_argument("--skip-bad", action="store_true", help="leave out images that cannot be read, and say which")
     learn.add_argument("--nested", action="store_true", help="its folders are the classes, though they hold folders")
     learn.add_argument("--backbone", help="of a new model: embedded, a known name, a hub id, or a weights file")
-    learn.add_argument("--method", help="of a new model: see `dualprompt list methods` (default: dualprompt)")
+    learn.add_argument("--compare-backbones", nargs="?", const="", metavar="A,B", help=COMPARE)
+    learn.add_argument("--prompts", choices=("auto", "always", "never"), default="auto", help=PROMPTS)
+    learn.add_argument("--minutes", type=float, help="that training prompts may take (default: 2 for auto)")
+    add_shards(learn)
+    learn.add_argument("--method", help="of a new model: see `dualprompt list methods` (default: dualprompt-lda)")
     learn.add_argument("--input-size", type=int, help="of a new model: pixels a side (default: the checkpoint's)")
     learn.add_argument("--seed", type=int, help="of a new model (default: 0)")
 
@@ -73,18 +75,13 @@ def add(commands: Commands) -> None:
     evaluate.add_argument("folder", type=Path, help="holds one folder of images for each class")
     evaluate.add_argument("--record", action="store_true", help="note the accuracies in the model's accuracy matrix")
 
-    forget = with_model("forget", do_forget, "make a model forget a task or a class, for good", FORGET)
-    forget.add_argument("what", help="a task's name or id, or a class")
-    kind = forget.add_mutually_exclusive_group()
-    kind.add_argument("--task", dest="kind", action="store_const", const="task", help="a task is meant, not a class")
-    kind.add_argument("--class", dest="kind", action="store_const", const="class", help="a class is meant, not a task")
-
     calibrate = with_model("calibrate", do_calibrate, "let a model answer 'none of these' to strange images", CALIBRATE)
     calibrate.add_argument("--unknown", type=Path, help="folder of images that show none of its classes")
     calibrate.add_argument(
         "--accept", type=float, default=0.95, help="share of known images that still get a class (default: %(default)s)"
     )
     calibrate.add_argument("--off", action="store_true", help="always answer with a class")
+    calibrate.add_argument("--auto", action="store_true", help="let each lesson set it again, as in a new model")
 
     info = with_model("info", do_info, "show what a model knows and what it is made of")
     info.add_argument("--backbone", dest="moved", help="where its backbone lies now, if that has moved; remembered")
@@ -117,6 +114,9 @@ def do_learn(options: argparse.Namespace) -> None:
     from dualprompt.model.saved import is_model, refuse_other
     from dualprompt.model.workplace import workplace
 
+    if options.compare_backbones is not None:
+        do_compare(options)
+        return
     made_of = {"backbone": options.backbone, "method": options.method}
     made_of |= {"input_size": options.input_size, "seed": options.seed}
     given = {key: value for key, value in made_of.items() if value is not None}
@@ -130,6 +130,7 @@ def do_learn(options: argparse.Namespace) -> None:
     nested = asked_nested(options)  # before there are bars, which would hide the question
     with workplace(options.model) as work, contextlib.ExitStack() as stack:
         learner = stack.enter_context(changed(options)) if exists else ContinualLearner(device=options.device, **given)
+        over = stack.enter_context(shards(options))
         terminal = stack.enter_context(Terminal())
         try:
             task = learner.learn(
@@ -141,6 +142,9 @@ def do_learn(options: argparse.Namespace) -> None:
                 nested=nested,
                 progress=terminal,
                 work=work,
+                prompts=options.prompts,
+                minutes=options.minutes,
+                over=over,
             )
         except InterruptedRunError as error:
             raise InterruptedRunError(f"{error}; the model is as before; give the same command to go on") from None
@@ -148,13 +152,37 @@ def do_learn(options: argparse.Namespace) -> None:
             if is_model(options.model):
                 raise DualPromptError(f"another command has made {options.model} meanwhile; give this one again")
             learner.save(options.model)
-    measured = "" if task.accuracy is None else f", {task.accuracy:.1f} % of the images held out were right"
+    measured = "" if task.accuracy is None else f"; {accuracy_words(task)}"
     amount = f"{counted(len(task.classes), 'class', 'classes')} from {counted(task.images, 'image')}"
     messages = [f"learned task {task.id} ('{task.name}'): {amount}{measured}"]
-    if learner.threshold is not None:
-        messages.append("the threshold for 'none of these' is that of before; `dualprompt calibrate` sets it anew")
+    if task.prompts is not None:
+        messages.append(f"prompts: {'trained' if task.prompts.used else 'not trained'} ({task.prompts.why})")
+    messages.append(threshold_words(learner))
     value = {"model": str(options.model), "learned": task.to_dict(), **learner.info()}
     emit(options, value, tasks_table(learner), *messages)
+
+
+def accuracy_words(task: TaskInfo) -> str:
+    """Return a task's accuracy with its count and interval."""
+    assert task.interval is not None
+    low, high = task.interval
+    how = "each judged by all others" if task.left_one_out else "held out"
+    return f"{task.correct} of {task.held} images {how} are right: {task.accuracy:.1f} % ({low:.0f} to {high:.0f})"
+
+
+def threshold_words(learner: ContinualLearner) -> str:
+    """Return when the answer is "none of these", and what that was measured to do."""
+    info = learner.info()
+    if learner.threshold is None:
+        return "'none of these' is never the answer" + (
+            ": too few images to set a threshold by" if info["threshold_by"] == "lessons" else ""
+        )
+    words = f"'none of these' below a trust of {learner.threshold:.4f}"
+    if does := info["threshold_does"]:
+        words += f": {does['accepted']:.1f} % of {does['known']} images of known classes get a class"
+        if does["rejected"] is not None:
+            words += f", {does['rejected']:.1f} % get none if their own class is not known"
+    return words if info["threshold_by"] == "lessons" else f"{words} (set by hand)"
 
 
 def tasks_table(learner: ContinualLearner) -> Table:
@@ -162,11 +190,15 @@ def tasks_table(learner: ContinualLearner) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table("id", "task", "classes", "images", "accuracy", "kept", "learned", title="what it knows")
+    columns = ("id", "task", "classes", "images", "accuracy", "of", "95 %", "prompts", "kept", "learned")
+    table = Table(*columns, title="what it knows")
     for task in learner.tasks:
         accuracy = "–" if task.accuracy is None else f"{task.accuracy:.1f} %"
+        interval = "–" if task.interval is None else "{:.0f}–{:.0f}".format(*task.interval)
+        prompts = "–" if task.prompts is None else "yes" if task.prompts.used else "no"
+        measured = (accuracy, f"{task.held}", interval, prompts)
         names = ", ".join(task.classes)
-        cells = (f"{task.id}", task.name, names, f"{task.images}", accuracy, f"{task.bytes:,} B", task.learned)
+        cells = (f"{task.id}", task.name, names, f"{task.images}", *measured, f"{task.bytes:,} B", task.learned)
         table.add_row(*(Text(cell) for cell in cells))  # Text: names may hold brackets
     return table
 
@@ -177,30 +209,35 @@ def do_evaluate(options: argparse.Namespace) -> None:
     from rich.text import Text
 
     from dualprompt.console import Terminal
+    from dualprompt.metrics import wilson
 
     opened = changed(options) if options.record else contextlib.nullcontext(open_learner(options))
     with opened as learner, Terminal() as terminal:
         found = learner.evaluate(options.folder, terminal, record=options.record)
-    table = Table("class", "accuracy")
+    table = Table("class", "images", "accuracy", "95 %", "taken for")
     for name, accuracy in found.by_class.items():
-        table.add_row(Text(name), f"{accuracy:.1f} %")
-    matching = "" if found.matching is None else f", {found.matching:.1f} % matched to their own task"
-    rejected = f", {found.rejected:.1f} % answered with none" if learner.threshold is not None else ""
-    message = f"{found.images} images: {found.accuracy:.1f} % right{matching}{rejected}"
-    emit(options, found.to_dict(), table, message)
+        row = found.confusion[name]
+        interval = "{:.0f}–{:.0f}".format(*wilson(row.get(name, 0), sum(row.values())))
+        table.add_row(Text(name), f"{sum(row.values())}", f"{accuracy:.1f} %", interval, Text(taken_for(name, row)))
+    by_task = Table("task", "accuracy")
+    for task in learner.tasks:
+        if task.id in found.by_task:
+            by_task.add_row(Text(task.name), f"{found.by_task[task.id]:.1f} %")
+    matching = "" if found.matching is None else f"; {found.matching:.1f} % get a class of their own task"
+    low, high = found.interval
+    message = (
+        f"{found.correct} of {found.images} images right: {found.accuracy:.1f} % ({low:.1f} to {high:.1f}){matching}"
+    )
+    if learner.threshold is not None:
+        message += f"; {found.rejected:.1f} % answered with none of these, without which {found.best:.1f} % were right"
+    emit(options, found.to_dict(), table, *([by_task] if len(found.by_task) > 1 else []), message)
 
 
-def do_forget(options: argparse.Namespace) -> None:
-    """Make a model forget."""
-    with changed(options) as learner:
-        names = {task.name for task in learner.tasks} | set(learner.classes)
-        by_id = options.what.isdecimal() and options.what not in names and options.kind != "class"
-        gone = learner.forget(int(options.what) if by_id else options.what, options.kind)
-    value = {"class": gone} if isinstance(gone, str) else {"task": gone.to_dict()}
-    message = f"forgot class '{gone}'" if isinstance(gone, str) else f"forgot task {gone.id} ('{gone.name}')"
-    if learner.shares_prompts:
-        message += "; the method keeps nothing else for a task alone: what tasks share was shaped by it, and stays"
-    emit(options, {"forgotten": value, **learner.info()}, tasks_table(learner), message)
+def taken_for(name: str, row: Mapping[str, int]) -> str:
+    """Return what images of a class were taken for, most often first."""
+    wrong = sorted(((count, label) for label, count in row.items() if label != name), reverse=True)
+    more = f", {len(wrong) - 3} others" if len(wrong) > 3 else ""
+    return ", ".join(f"{label or 'none of these'} {count}" for count, label in wrong[:3]) + more
 
 
 def do_calibrate(options: argparse.Namespace) -> None:
@@ -212,6 +249,11 @@ def do_calibrate(options: argparse.Namespace) -> None:
             learner.threshold = None
         emit(options, {"threshold": None}, "every image gets a class")
         return
+    if options.auto:
+        with changed(options) as learner:
+            learner.calibrate_by_lessons()
+        emit(options, {"threshold": learner.threshold}, threshold_words(learner))
+        return
     with changed(options) as learner:
         found = learner.calibrate(options.unknown, accept=options.accept)
     table = Table("threshold", "known images that get a class", "unknown images that get none")
@@ -219,7 +261,9 @@ def do_calibrate(options: argparse.Namespace) -> None:
         rejected = "–" if level.rejected is None else f"{level.rejected:.1f} %"
         mark = " ←" if level.threshold == found.threshold else ""
         table.add_row(f"{level.threshold:.4f}{mark}", f"{level.accepted:.1f} %", rejected)
-    message = f"threshold {found.threshold:.4f}, from {found.known} images held out while learning"
+    message = f"threshold {found.threshold:.4f}, from {found.known} images held or left out while learning"
+    if found.unknown and not found.unknown_given:
+        message += "; the unknown ones are the same images, asked as if their class were not known"
     emit(options, found.to_dict(), table, message)
 
 
@@ -228,16 +272,33 @@ def do_info(options: argparse.Namespace) -> None:
     with changed(options) if options.moved else contextlib.nullcontext(open_learner(options)) as learner:
         info = learner.info()
     backbone = info["backbone"]
-    limit = "always a class" if learner.threshold is None else f"none of these below a trust of {learner.threshold:.4f}"
     message = (
         f"backbone {backbone['name']} ({backbone['parameters']:,} parameters, licence: {backbone['licence']}), "
         f"images of {info['side']} × {info['side']} pixels\n"
-        f"method {info['method']['name']}; {info['bytes']:,} bytes kept; answers: {limit}"
+        f"method {info['method']['name']}; {info['bytes']:,} bytes kept; {threshold_words(learner)}"
     )
     tables = [tasks_table(learner)]
-    if any(value is not None for n, row in enumerate(info["accuracy_matrix"]) for value in row[:n]):
+    if info["accuracy_matrix"] is not None and len(info["tasks"]) > 1:
         tables.append(matrix_table(learner))
+    if info["accuracy"] is not None:
+        tables.append(judged_table(info["accuracy"]))
     emit(options, info, *tables, message)
+
+
+def judged_table(accuracy: Mapping[str, Any]) -> Table:
+    """Return how images held or left out were answered, a row a class, when their lessons were learned."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from dualprompt.metrics import wilson
+
+    table = Table("class", "images", "accuracy", "95 %", "taken for", title="images held or left out of lessons")
+    for name, found in accuracy["by_class"].items():
+        share = f"{100 * found['correct'] / found['held']:.1f} %"
+        interval = "{:.0f}–{:.0f}".format(*wilson(found["correct"], found["held"]))
+        taken = taken_for(name, accuracy["confusion"][name])
+        table.add_row(Text(name), f"{found['held']}", share, interval, Text(taken))
+    return table
 
 
 def matrix_table(learner: ContinualLearner) -> Table:

@@ -294,3 +294,14 @@ def _identity(experience: Experience) -> list[object]:
     subsets = (experience.train, experience.validation, experience.test)
     told = [] if experience.border else ["no border"]
     return [experience.classes, *([subset.indices.tolist(), subset.labels.tolist()] for subset in subsets), *told]
+
+
+def union(subsets: Sequence[Subset]) -> Subset:
+    """Return the images of several subsets, one after another."""
+    if len(subsets) == 1:
+        return subsets[0]
+    labels = torch.cat([subset.labels for subset in subsets])
+    if all(subset.images is subsets[0].images for subset in subsets):
+        return Subset(subsets[0].images, torch.cat([subset.indices for subset in subsets]), labels)
+    images = Images.concat([subset.images.select(subset.indices) for subset in subsets])
+    return Subset(images, torch.arange(len(images)), labels)

@@ -17,7 +17,17 @@ from dualprompt.config import METHODS as REGISTRY
 from dualprompt.config import Strict, parse
 from dualprompt.derived import Deriving
 from dualprompt.errors import DualPromptError, nearest
-from dualprompt.methods.contract import Batch, BufferPlan, Phase, Prediction, Step, StreamKind, TaskView
+from dualprompt.methods.contract import (
+    Batch,
+    BufferPlan,
+    Phase,
+    Prediction,
+    Step,
+    StreamKind,
+    TaskView,
+    Trial,
+    Verdicts,
+)
 from dualprompt.methods.counts import Parameters
 from dualprompt.registry import Registry
 
@@ -85,6 +95,12 @@ class Method(Deriving, ABC, Generic[C]):
     # None: it takes what comes.
     needs_new_labels: ClassVar[str | None] = "nobody has said what it does with a label that comes back"
     needs_borders: ClassVar[str | None] = "it learns task by task"
+
+    # Whether it judges each image of a task by all others, so that none needs to be held out.
+    judges_itself: ClassVar[bool] = False
+    # Of the newest images, for a method that can tell; not kept with its state.
+    verdicts: Verdicts | None = None
+    trial: Trial | None = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -264,6 +280,25 @@ class Method(Deriving, ABC, Generic[C]):
     def _keeps_no_account(self) -> DualPromptError:
         name = self.config.name
         return DualPromptError(f"method '{name}' does not say what it keeps for a task, so it cannot forget one")
+
+    def observe(self, batch: Batch) -> Tensor | None:
+        """Return all that it learns of images where nothing is trained, (batch, width); None: it must see them itself.
+
+        Whoever has it gives it back as `Batch.frozen`, without the images.
+        """
+        return None
+
+    def expect_more(self) -> None:
+        """Prepare to be given more images of known classes. Called once, before there is any state."""
+
+    @property
+    def takes_more(self) -> bool:
+        """Whether `more` adds images of known classes as if they had come with the others, up to rounding."""
+        return False
+
+    def more(self, task: TaskView) -> None:
+        """Add images of known classes, none of them new, to what it keeps of these."""
+        raise TypeError(f"{type(self).__name__} takes no more images of a class, and says so")
 
     def check_selection(self, selection: Selection | None) -> None:
         """Refuse a selection that this method does not have."""

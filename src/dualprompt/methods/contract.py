@@ -35,6 +35,7 @@ class TaskView:
     reserved: Callable[[], Iterator[Batch]] = lambda: iter(())
     # Images of this task, in the test view, that no phase of it trains on: see Method.hold_out.
     held_out: Callable[[], Iterator[Batch]] = lambda: iter(())
+    apart: Tensor | None = None  # (images,) bool, which training images those are; None: none
     # The images that it is judged on, of all tasks so far: for nobody but who says that it peeks.
     judged: Callable[[], Iterator[Batch]] = lambda: iter(())
 
@@ -175,3 +176,23 @@ class Prediction:
         """Return it without the graph that made it."""
         others = (value if value is None else value.detach() for value in (self.selected, self.similarity))
         return Prediction(self.logits.detach(), *others)
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """How a method does on images of its newest task that it was not made of, each judged by all the others."""
+
+    labels: Tensor  # (judged,) class numbers
+    logits: Tensor  # (judged, classes)
+    cosines: Tensor  # (judged, classes) with each class's mean
+    left_one_out: bool  # else these images were held out of learning
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What trained prompts did for the newest task, on images held out."""
+
+    held: int  # images
+    without: int  # right without the prompts
+    with_prompts: int  # right with them
+    kept: bool  # whether the prompts are used from now on

@@ -98,14 +98,35 @@ class DualPromptRP(Experts[DualPromptRPConfig]):
         if task.index == 0:
             self.shared_prompt.copy_(self.bank.e_prompt[0])
         shared, own = self.bank.shared_prompts(self.shared_prompt), self.bank.training_prompts()
-        share = self.config.strength_share
-        for projected, head, features in zip(
-            (self.by_shared, self.by_own), (self.task_head, self.head), self.read_all(task, shared, own), strict=True
-        ):
-            solved = projected.ridge.add(features, task, None, task.generator, share)
-            settle(head, [SHARPNESS * rows for rows in solved])
+        by_shared, by_own = self.read_all(task, shared, own)
+        self._include(task, by_shared, by_own)
         self.end_training()
         self._note_classes()
+
+    @property
+    def takes_more(self) -> bool:
+        """Yes: sums do not care in which portions they are made."""
+        return True
+
+    @torch.no_grad()
+    def more(self, task: TaskView) -> None:
+        """Add the images to both sums, each seen with the prompts of the task that its class is of."""
+        shared, own = self.bank.shared_prompts(self.shared_prompt), []
+        for batch in task.batches():
+            tokens = self.tokens(batch)
+            own.append(self.read(tokens, self.bank.prompts_for(self.task_of[batch.labels], tokens.dtype)).float())
+        [by_shared] = self.read_all(task, shared)
+        self._include(task, by_shared, torch.cat(own))
+        self._note_classes()
+
+    def _include(self, task: TaskView, by_shared: Tensor, by_own: Tensor) -> None:
+        """Add features to both sums and solve for both heads."""
+        for projected, head, features in (
+            (self.by_shared, self.task_head, by_shared),
+            (self.by_own, self.head, by_own),
+        ):
+            solved = projected.ridge.add(features, task, None, task.generator, self.config.strength_share)
+            settle(head, [SHARPNESS * rows for rows in solved])
 
     def _note_classes(self) -> None:
         """Note the task of each class, and its row in `head`: all of them, unless some are of forgotten classes."""

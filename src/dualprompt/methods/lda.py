@@ -36,7 +36,7 @@ class LDA(ClosedForm[L]):
     Config = LDAConfig
     summary = "linear discriminant analysis of frozen features; no training"
     grid: ClassVar[Grid] = {"method.shrinkage": (None, 0.001, 0.01, 0.1)}
-    of_task: ClassVar[OfTask] = {**ClosedForm.of_task, "discriminant.means": 0}
+    of_task: ClassVar[OfTask] = {**ClosedForm.of_task, "discriminant.means": 0, "discriminant.counts": 0}
 
     def __init__(self, config: L, backbone: BackboneSource) -> None:
         super().__init__(config, backbone)
@@ -49,6 +49,15 @@ class LDA(ClosedForm[L]):
         super().accept(kind)
         if kind.returns:
             self.discriminant.expect_returning()
+
+    def expect_more(self) -> None:
+        """Count the samples of each label."""
+        self.discriminant.expect_returning()
+
+    @property
+    def takes_more(self) -> bool:
+        """Yes, where the samples of each label were counted."""
+        return self.discriminant.counts is not None
 
     def dimensions(self) -> int:
         """Return of how many numbers the discriminant is."""
@@ -65,6 +74,11 @@ class LDA(ClosedForm[L]):
     @torch.no_grad()
     def end_task(self, task: TaskView) -> None:
         """Add the task to the statistics and solve for the head of all classes."""
+        self.more(task)
+
+    @torch.no_grad()
+    def more(self, task: TaskView) -> None:
+        """Do the same: labels that come back move their means."""
         self.discriminant.include_task(task, self.expand)
         weight, bias = self.discriminant.solve()
         sizes = [len(means) for means in self.discriminant.means]

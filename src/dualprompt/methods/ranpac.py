@@ -89,13 +89,27 @@ class RanPAC(Experts[RanPACConfig]):
     @torch.no_grad()
     def end_task(self, task: TaskView) -> None:
         """Add the task to the sums and solve for the head of all classes."""
+        self._include(task, self.config.strength)
+        self.end_training()
+
+    @property
+    def takes_more(self) -> bool:
+        """Yes: sums do not care in which portions they are made."""
+        return True
+
+    @torch.no_grad()
+    def more(self, task: TaskView) -> None:
+        """Add the images to the sums, and solve again with the λ of before."""
+        rows = [rows / SHARPNESS for rows in self.head.weight]
+        self._include(task, self.config.strength or self.projected.ridge.strength_of(rows))
+
+    def _include(self, task: TaskView, strength: float | None) -> None:
         if self.uses_frozen:
             features = task.queries().float()
         else:
             [features] = self.read_all(task, self._prompts())
-        solved = self.projected.ridge.add(features, task, self.config.strength, generator_for(task, "ridge"))
+        solved = self.projected.ridge.add(features, task, strength, generator_for(task, "ridge"))
         settle(self.head, [SHARPNESS * rows for rows in solved])
-        self.end_training()
 
     @torch.no_grad()
     def predict(self, batch: Batch, selection: Selection | None = None) -> Prediction:

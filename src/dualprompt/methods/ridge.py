@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -139,6 +139,12 @@ class Ridge(nn.Module):
         return choose_strength(
             *(Moments.of(features[rows], labels[rows], classes, self.expand) for rows in (fitted, held))
         )
+
+    def strength_of(self, weights: Sequence[Tensor]) -> float:
+        """Return the λ that these weights of all labels were solved with: C − GW = λW."""
+        weight, sums = precise(torch.cat(list(weights))).T, torch.cat([precise(part) for part in self.sums], dim=1)
+        rest = sums - unpacked(precise(self.gram), self.dim) @ weight
+        return max(float((rest * weight).sum() / weight.square().sum().clamp_min(1e-30)), 0.0)
 
     def solve(self, strength: float | None, share: float = 0.0) -> list[Tensor]:
         """Return (G + λI)⁻¹ C for each task's classes, transposed: (classes, dim)."""

@@ -39,7 +39,21 @@ class RidgeHead(ClosedForm[RidgeHeadConfig]):
     @torch.no_grad()
     def end_task(self, task: TaskView) -> None:
         """Add the task to the sums and solve for the head of all classes."""
-        solved = self.ridge.add(task.queries().float(), task, self.config.strength, generator_for(task, "ridge"))
+        self._include(task, self.config.strength)
+
+    @property
+    def takes_more(self) -> bool:
+        """Yes: sums do not care in which portions they are made."""
+        return True
+
+    @torch.no_grad()
+    def more(self, task: TaskView) -> None:
+        """Add the images to the sums, and solve again with the λ of before."""
+        rows = [torch.cat([w, b[:, None]], dim=1) for w, b in zip(self.head.weight, self.head.bias, strict=True)]
+        self._include(task, self.config.strength or self.ridge.strength_of(rows))
+
+    def _include(self, task: TaskView, strength: float | None) -> None:
+        solved = self.ridge.add(task.queries().float(), task, strength, generator_for(task, "ridge"))
         self.set_head([rows[:, :-1] for rows in solved], [rows[:, -1] for rows in solved])
 
     def load_state(self, state: dict[str, Tensor]) -> None:

@@ -181,15 +181,21 @@ class Discriminant(nn.Module):
 
     def include_task(self, task: TaskView, expand: Callable[[Tensor], Tensor]) -> None:
         """Take in a task's queries, each passed through `expand`; a label that comes back moves its mean."""
-        queries, places = task.queries(), task.places
-        means, scatter = within_class(queries, places, len(task.labels), expand)
+        self.include_features(task.queries(), task, expand)
+
+    def include_features(
+        self, features: Tensor, task: TaskView, expand: Callable[[Tensor], Tensor] = _as_they_are
+    ) -> None:
+        """Take in other features of a task's images than its queries."""
+        places = task.places
+        means, scatter = within_class(features, places, len(task.labels), expand)
         new = [place for place, label in enumerate(task.labels) if label in task.new_labels]
         if self.counts is not None:
             counts = places.bincount(minlength=len(task.labels)).to(means)
             scatter = scatter + self._returned(means, counts, task)
             if new:
                 self.counts.append(counts[new])
-        self._add(means if len(new) == len(means) else means[new], scatter, len(queries))
+        self._add(means if len(new) == len(means) else means[new], scatter, len(features))
 
     def _returned(self, means: Tensor, counts: Tensor, task: TaskView) -> Tensor | float:
         """Move the means of labels that come back; return the scatter between what each was and what came."""
@@ -226,6 +232,8 @@ class Discriminant(nn.Module):
         self.means.restore(numbered(state, "means"))
         if self.counts is not None:
             self.counts.restore(numbered(state, "counts"))
+            if len(self.counts) < len(self.means):  # of a release that did not count them
+                self.counts = None
         self.scatter.copy_(scatter if scatter.dim() == 1 else packed(scatter))
         self.count.copy_(state["count"])
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from dualprompt.data.folder import one_form
 from dualprompt.methods.base import Method
+from dualprompt.model import outcomes
 from dualprompt.model.foundation import Foundation, Model
 from dualprompt.model.names import Kind, find
 from dualprompt.model.network import Rows
@@ -34,21 +35,29 @@ def without_classes(foundation: Foundation, model: Model, number: int, labels: S
     if not rest and len(model.tasks) == 1:
         return foundation.model(next_id=model.next_id)
     rows = [i for i, row in enumerate(model.rows) if row is not None and row[0] == task.id and row[1] in labels]
-    places = [task.classes.index(label) for label in labels] if rest else None
+    own = [i for i, row in enumerate(model.rows) if row is not None and row[0] == task.id]
+    places = [own.index(i) for i in rows] if rest else None
     method = foundation.method(model.state)
     method.forget(place, rows, places)
     alive = tuple(None if i in rows else row for i, row in enumerate(model.rows))
     size = bytes_of(compact(foundation, method.state(), alive), place) if rest else 0
-    # What was measured on images of a class that is gone says nothing of those that are left.
-    left = replace(task, classes=rest, bytes=size, accuracy=None)
+    left = replace(task, classes=rest, bytes=size)
     tasks = tuple(each if each is not task else left for each in model.tasks if each is not task or rest)
     trust = {
-        number: {label: own for label, own in task_trust.items() if number != task.id or label not in labels}
-        for number, task_trust in model.trust.items()
-        if number != task.id or rest
+        each: {label: own for label, own in task_trust.items() if each != task.id or label not in labels}
+        for each, task_trust in model.trust.items()
+        if each != task.id or rest
     }
     left_over = [{n: value for n, value in each.measured.items() if n != task.id} for each in tasks]
     tasks = tuple(replace(each, measured=own) for each, own in zip(tasks, left_over, strict=True))
+    known = {row[1] for row in alive if row is not None}
+    trust = outcomes.without(trust, [label for label in labels if label not in known])
+    # What was measured on images of a class that is gone says nothing of those that are left; nor does what was said
+    # in its name. Of the others it is kept who came second.
+    tasks = tuple(
+        outcomes.measured(each, trust.get(number, {})) if each.id == number else outcomes.remeasured(each, trust)
+        for each in tasks
+    )
     return foundation.model(tasks, alive, model.next_id, trust, method=method)
 
 

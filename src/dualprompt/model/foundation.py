@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,12 +17,10 @@ from dualprompt.data.views import View
 from dualprompt.errors import DualPromptError
 from dualprompt.methods.base import METHODS, Method, MethodConfig, method_config
 from dualprompt.model.network import Network, Rows, refuse_larger
+from dualprompt.model.outcomes import Outcomes
 from dualprompt.model.results import TaskInfo
 from dualprompt.run.checkpoint import State
 from dualprompt.training.distributed import compute_dtype
-
-# How sure it was of each held-out image, by task and class.
-Trust: TypeAlias = Mapping[int, Mapping[str, Sequence[float]]]
 
 
 @dataclass(frozen=True)
@@ -35,7 +32,7 @@ class Model:
     tasks: tuple[TaskInfo, ...] = ()
     rows: Rows = ()
     next_id: int = 1
-    trust: Trust = field(default_factory=dict)
+    trust: Outcomes = field(default_factory=dict)
 
     @property
     def state(self) -> State:
@@ -60,6 +57,7 @@ class Foundation:
         method = METHODS[self.options.name](self.options, self.backbones)
         method.compute_dtype = self.dtype
         method = method.to(self.device)
+        method.expect_more()
         if state:
             method.load_state({name: value.to(self.device) for name, value in state.items()})
         return method
@@ -81,7 +79,7 @@ class Foundation:
         tasks: tuple[TaskInfo, ...] = (),
         rows: Rows = (),
         next_id: int = 1,
-        trust: Trust | None = None,
+        trust: Outcomes | None = None,
         state: State | None = None,
         method: Method | None = None,
     ) -> Model:
@@ -103,7 +101,9 @@ def build(values: dict[str, Any], backbone: str, input_size: int | None, device:
     """
     network = {"name": weights.absolute_name(backbone), "input_size": input_size}
     common = {"benchmark": {"name": "learner", "dataset": "images"}, "seed": seed, "device": device}
-    config: RunConfig = parse(RunConfig, common | {"backbone": network} | values)
+    # Small batches on a CPU are as fast as large ones, and whoever interrupts a pass waits for one at most.
+    batch = {"batch_size": 8} if _device(device) == "cpu" else {}
+    config: RunConfig = parse(RunConfig, common | {"backbone": network, "evaluate": batch} | values)
     options = method_config(config.method)
     config = config.model_copy(update={"method": options.model_dump(mode="json"), "device": _device(config.device)})
     checkpoint = weights.read(config.backbone.name, seed=seed)

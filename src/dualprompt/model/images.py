@@ -146,12 +146,16 @@ def read_some(
     pixels = np.empty((len(images), side, side, 3), np.uint8)
     faults: dict[int, str] = {}
     with ThreadPoolExecutor(WORKERS) as pool, progress.bar(Work("reading", len(images), "img")) as bar:
-        for row, found in enumerate(pool.map(read, images)):
-            if isinstance(found, DualPromptError):
-                faults[row] = str(found)
-            else:
-                pixels[row] = found
-            bar.advance()
+        try:
+            for row, found in enumerate(pool.map(read, images)):
+                if isinstance(found, DualPromptError):
+                    faults[row] = str(found)
+                else:
+                    pixels[row] = found
+                bar.advance()
+        except BaseException:  # whoever stops does not wait for images that were not begun
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     return pixels, faults
 
 

@@ -13,6 +13,12 @@ from dualprompt.model.results import TaskInfo
 Kind = Literal["task", "class"]
 
 
+def few(names: Iterable[str]) -> str:
+    """Return a phrase with the first five names, and how many more there are."""
+    listed = list(names)
+    return ", ".join(listed[:5]) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")
+
+
 def refuse_unprintable(what: str, names: Iterable[str]) -> None:
     """Refuse names that nobody could read."""
     for name in names:

@@ -39,8 +39,8 @@ class Network(nn.Module):
         experts = [[i for i, _, label in alive if label == wanted] for wanted in self.classes]
         most = max(map(len, experts), default=1)
         device = method.backbone.device
-        # A class that was taught several times has several rows; the largest speaks.
-        columns = [[*own, *[own[-1]] * (most - len(own))] for own in experts]
+        # A class that was taught several times, or merged, has several rows: it is as probable as all of them.
+        columns = [[*own, *[len(rows)] * (most - len(own))] for own in experts]  # the last is that of no class
         tasks = list(dict.fromkeys(task for _, task, _ in alive))
         first = {label: tasks.index(task) for _, task, label in reversed(alive)}
         task_of = [first[label] for label in self.classes]
@@ -57,11 +57,18 @@ class Network(nn.Module):
         images = normalise(pixels.permute(0, 3, 1, 2).float() / 255, self.mean, self.std)
         shown = images.to(self.method.backbone.dtype)
         found = self.method.answer(Batch(lambda: shown, torch.zeros_like(pixels[:, 0, 0, 0], dtype=torch.int64)))
-        logits = found.logits.float()[:, self.columns].amax(dim=2)
+        logits = self.of_labels(found.logits.float())
         probability, best = logits.softmax(dim=1).max(dim=1)
         task = self.task_of[best] if found.selected is None else found.selected
         similarity = probability if found.similarity is None else found.similarity.float()
         return logits, task, similarity
+
+    def of_labels(self, logits: Tensor) -> Tensor:
+        """Return the logits of labels from those of all rows: the probabilities of a label's rows add up."""
+        if self.columns.shape[1] == 1:
+            return logits[:, self.columns[:, 0]]
+        nothing = torch.full_like(logits[:, :1], float("-inf"))
+        return torch.cat([logits, nothing], dim=1)[:, self.columns].logsumexp(dim=2)
 
 
 SMALL = 2**20  # numbers that may be made without being asked for

@@ -2,17 +2,24 @@
 
 `model.json` names the tensors' file, whose name is made from its content. Replacing `model.json` is the one moment
 at which a new model takes the place of the old; whoever reads, or is killed, before or after it has a whole model.
+
+Earlier versions are copies of their `model.json`, as `versions/000003.json`, which name their tensors' files in the
+same way: versions of the same tensors share one file. A copy is made before `model.json` is replaced, and bears the
+number that is in it, so that making it twice does no harm.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import logging
 import re
 import secrets
+import time
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import AfterValidator, Field, model_validator
@@ -30,6 +37,7 @@ from dualprompt.files import (
     parse_json,
     read_bytes,
     reason,
+    refuse_links,
     sha256,
     write_json,
     write_text,
@@ -39,11 +47,13 @@ from dualprompt.run.checkpoint import State
 
 log = logging.getLogger("dualprompt")
 FORMAT = 1
-MODEL, CARD = "model.json", "README.md"
+MODEL, CARD, VERSIONS = "model.json", "README.md", "versions"
+KEPT, MOST_KEPT, LAST = 5, 1000, 10**9  # earlier versions: by default, at most; and the highest number that one has
 RESTORE = "restore the model from a copy"
 TRIES = 100  # of a reader whose model is replaced again and again under its hands
 MOST_TENSORS = 2**36  # bytes
 _TENSORS = re.compile(r"weights-[0-9a-f]{16}\.safetensors")
+_VERSION = re.compile(r"[0-9]{6,9}\.json")
 _Label = Annotated[str, AfterValidator(one_form)]
 _Id = Annotated[int, Field(ge=1, lt=2**53)]
 
@@ -63,6 +73,16 @@ class BackboneRecord(Record):
     input_size: int | None
 
 
+class PromptRecord(Record):
+    """Whether prompts were trained in a lesson, and why."""
+
+    used: bool
+    why: str
+    held: Count
+    without: Count
+    with_prompts: Count
+
+
 class TaskRecord(Record):
     """What is known of a task."""
 
@@ -73,7 +93,27 @@ class TaskRecord(Record):
     learned: str
     bytes: Count
     accuracy: Percent | None
+    held: Count | None = None  # None: as many as there are trusts
+    correct: Count = 0
+    left_one_out: bool = False
+    interval: tuple[Percent, Percent] | None = None  # for people; it follows from the others
+    prompts: PromptRecord | None = None
     measured: dict[_Id, Percent] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _counted(self) -> TaskRecord:
+        if self.held is not None and self.correct > self.held:
+            raise ValueError("more of its images are right than were held out")
+        return self
+
+
+class VersionRecord(Record):
+    """Which version a model is, and how many earlier ones are kept beside it."""
+
+    number: Annotated[int, Field(ge=1, lt=LAST)] = 1
+    saved: str = ""  # when, ISO 8601; models of earlier releases do not say
+    why: str = ""  # what was done
+    keep: Annotated[int, Field(ge=0, le=MOST_KEPT)] = KEPT
 
 
 class ModelRecord(Record):
@@ -85,21 +125,24 @@ class ModelRecord(Record):
     train: dict[str, Any]
     seed: Count
     threshold: float | None
+    threshold_by: Literal["lessons", "user"] = "user"
     tasks: list[TaskRecord]
     rows: list[tuple[_Id, _Label] | None]  # of the head: the task that taught it and its label; None: forgotten
     next_id: _Id
-    trust: list[tuple[_Id, dict[_Label, list[float]]]]
+    # Of each image held or left out: how sure it was, how sure if the class were not known, and the best labels.
+    trust: list[tuple[_Id, dict[_Label, list[float | tuple[float, float | None, list[_Label]]]]]]
     tensors: TensorsRecord
+    version: VersionRecord = VersionRecord()
 
     @model_validator(mode="after")
     def _consistent(self) -> ModelRecord:
         ids = [task.id for task in self.tasks]
         if len(set(ids)) < len(ids) or any(number >= self.next_id for number in ids):
             raise ValueError("the ids of its tasks are not those that it gave")
-        taught = sorted((task.id, label) for task in self.tasks for label in task.classes)
-        if sorted(row for row in self.rows if row is not None) != taught:
+        taught = [(task.id, label) for task in self.tasks for label in task.classes]
+        known = {row for row in self.rows if row is not None}  # a label has several where classes were merged
+        if len(set(taught)) < len(taught) or known != set(taught):
             raise ValueError("its rows are not those of its classes")
-        known = set(taught)
         if any((number, label) not in known for number, own in self.trust for label in own):
             raise ValueError("its trust is not in its classes")
         return self
@@ -126,11 +169,38 @@ def held(path: Path, seconds: float = 0.0) -> contextlib.AbstractContextManager[
     return files.held(path, busy, seconds)
 
 
-def write(path: Path, facts: dict[str, Any], state: State, card: str) -> None:
-    """Keep a model in `path`, in place of the one that is there."""
+def write(path: Path, facts: dict[str, Any], state: State, card: str, why: str = "", keep: int | None = None) -> None:
+    """Keep a model in `path`, in place of the one that is there, which becomes an earlier version.
+
+    Args:
+        path: its folder.
+        facts: what `model.json` says, but for the tensors and the version.
+        state: its tensors.
+        card: the text of its README.md.
+        why: what was done, in a few words.
+        keep: how many earlier versions stay; None: as many as before.
+    """
     refuse_other(path)
+    refuse_links(path / VERSIONS, itself=True)
     with disk_errors(path):
         path.mkdir(parents=True, exist_ok=True)
+    tensors = _write_tensors(path, state)
+    try:
+        facts = {"format": FORMAT, **facts, "tensors": tensors}
+        write_json(path / MODEL, facts | {"version": _next_version(path, facts, why, keep)})
+    except DualPromptError:
+        tidy(path)  # what was written for the new model, which is not there
+        raise
+    # From here on the new model is there, whatever goes wrong with what is only tidy.
+    try:
+        write_text(path / CARD, card)
+    except DualPromptError as error:  # its card is for people, and the next save writes it
+        log.warning("the model is saved, but its card is not: %s", error)
+    tidy(path)
+
+
+def _write_tensors(path: Path, state: State) -> dict[str, str]:
+    """Write tensors to a file that is named by its content; return what `model.json` says of it."""
     drafted = path / f".weights.{secrets.token_hex(8)}.safetensors.partial"
     try:
         checkpoint.write(drafted, state, {})
@@ -140,35 +210,79 @@ def write(path: Path, facts: dict[str, Any], state: State, card: str) -> None:
             drafted.replace(tensors)
     finally:
         drafted.unlink(missing_ok=True)
+    return {"file": tensors.name, "sha256": content}
+
+
+def _next_version(path: Path, facts: dict[str, Any], why: str, keep: int | None) -> dict[str, Any]:
+    """Copy the model that is in `path` to its versions; return what the next one, of these facts, says of itself."""
+    before = None
+    with contextlib.suppress(DualPromptError):  # there is none, or one that nobody could go back to
+        before = record(path)
+    if before is None:
+        last, now = max(copies(path), default=0), VersionRecord()
+    else:
+        last, now = before.version.number, before.version
+        content = read_bytes(path / MODEL, MOST_JSON)
+        if parse_json(content) | {"version": 0} == json.loads(json.dumps(facts)) | {"version": 0}:
+            return now.model_dump() | {"keep": now.keep if keep is None else keep}  # nothing was changed
+        write_text(_copy(path, last), content.decode())
+    if last + 1 >= LAST:
+        raise DualPromptError(f"{path} has had {last:,} versions, and no more are counted; save it to a new folder")
+    when = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+    return VersionRecord(number=last + 1, saved=when, why=why, keep=now.keep if keep is None else keep).model_dump()
+
+
+def set_keep(path: Path, count: int) -> None:
+    """Keep so many earlier versions of the model in `path` from now on; the caller holds it."""
+    facts = parse_json(read_bytes(path / MODEL, MOST_JSON))
+    write_json(path / MODEL, facts | {"version": record(path).version.model_dump() | {"keep": count}})
+    tidy(path)
+
+
+def copies(path: Path) -> dict[int, Path]:
+    """Return the files of earlier versions by their numbers; one of the model itself may be among them."""
+    folder = path / VERSIONS
+    refuse_links(folder, itself=True)
+    named = [file.name for file in folder.iterdir() if _VERSION.fullmatch(file.name)] if folder.is_dir() else []
+    numbers = sorted({int(name.removesuffix(".json")) for name in named})
+    return {number: file for number in numbers if (file := _copy(path, number)).name in named}
+
+
+def _copy(path: Path, number: int) -> Path:
+    return path / VERSIONS / f"{number:06}.json"
+
+
+def tidy(path: Path) -> None:
+    """Remove copies beyond those to be kept, tensors that no version names, and what was half written."""
     try:
-        write_json(path / MODEL, {"format": FORMAT, **facts, "tensors": {"file": tensors.name, "sha256": content}})
-    except DualPromptError:
-        if not _names(path, tensors.name):
-            tensors.unlink(missing_ok=True)
-        raise
-    # From here on the new model is there, whatever goes wrong with what is only tidy.
-    try:
-        write_text(path / CARD, card)
-    except DualPromptError as error:  # its card is for people, and the next save writes it
-        log.warning("the model is saved, but its card is not: %s", error)
-    with contextlib.suppress(OSError):  # what cannot be removed stays until the next time
-        for old in list(path.iterdir()):
-            if old != tensors and (_TENSORS.fullmatch(old.name) or is_partial(old)):
-                with contextlib.suppress(OSError):
-                    old.unlink()
+        current = record(path)
+        found = copies(path)
+        earlier = [number for number in found if number < current.version.number]
+        stay = earlier[max(len(earlier) - current.version.keep, 0) :]
+        named = {current.tensors.file, *(record(path, number).tensors.file for number in stay)}
+    except DualPromptError as error:
+        if is_model(path):
+            log.warning("nothing old was removed from %s: %s", path, error)
+        return
+    remove(file for number, file in found.items() if number not in stay)
+    with contextlib.suppress(OSError):
+        old = [entry for entry in path.iterdir() if _TENSORS.fullmatch(entry.name) and entry.name not in named]
+        remove([*old, *(entry for entry in path.iterdir() if is_partial(entry))])
+        remove(entry for entry in (path / VERSIONS).iterdir() if is_partial(entry))
+        if not stay:
+            (path / VERSIONS).rmdir()
 
 
-def _names(path: Path, tensors: str) -> bool:
-    """Return whether the model that is in `path` is the one with these tensors, or may be."""
-    try:
-        return not is_model(path) or _record(path).tensors.file == tensors
-    except DualPromptError:
-        return True
+def remove(entries: Iterable[Path]) -> None:
+    """Remove files; what cannot be removed stays until the next time."""
+    for entry in entries:
+        with contextlib.suppress(OSError):
+            entry.unlink()
 
 
-def read(path: Path) -> tuple[ModelRecord, State]:
-    """Return the facts and tensors of the model in `path`, which others may replace at the same time."""
-    facts = _record(path)
+def read(path: Path, version: int | None = None) -> tuple[ModelRecord, State]:
+    """Return the facts and tensors of a model, or of an earlier version; others may replace it at the same time."""
+    facts = record(path, version)
     for _ in range(TRIES):
         tensors = path / facts.tensors.file
         try:
@@ -180,7 +294,7 @@ def read(path: Path) -> tuple[ModelRecord, State]:
             fault = DualPromptError(f"{tensors} cannot be read ({reason(error)}); {RESTORE}")
         if whole:
             return facts, _tensors(content, tensors)
-        before, facts = facts, _record(path)
+        before, facts = facts, record(path, version)
         if facts.tensors == before.tensors:
             raise fault
     raise DualPromptError(f"{path} is replaced faster than it can be read; try again")
@@ -197,21 +311,27 @@ def _tensors(content: bytes, path: Path) -> State:
     return state
 
 
-def _record(path: Path) -> ModelRecord:
+def record(path: Path, version: int | None = None) -> ModelRecord:
+    """Return the facts of the model in `path`, or of an earlier version."""
     if not path.is_dir():
         found = "is not a folder" if path.exists() else "does not exist"
         raise DualPromptError(f"model {path} {found}; make one with `dualprompt learn {path} FOLDER`")
     if not is_model(path):
         raise DualPromptError(f"{path} holds no model (it has no {MODEL}); make one with `dualprompt learn`")
+    file = path / MODEL if version is None else _copy(path, version)
+    remedy = RESTORE if version is None else "remove it; the other versions do not need it"
     try:
-        content = read_bytes(path / MODEL, MOST_JSON)
+        content = read_bytes(file, MOST_JSON)
         found = parse_json(content)
     except (OSError, ValueError) as error:
-        raise DualPromptError(f"{path / MODEL} is damaged ({reason(error)}); {RESTORE}") from None
+        raise DualPromptError(f"{file} is damaged ({reason(error)}); {remedy}") from None
     if not isinstance(found, dict) or "format" not in found:
-        raise DualPromptError(f"{path / MODEL} is of another program (it has no 'format'); give a model's folder")
+        raise DualPromptError(f"{file} is of another program (it has no 'format'); give a model's folder")
     if found["format"] != FORMAT or isinstance(found["format"], bool):
         raise DualPromptError(
             f"{path} has format {found['format']!r:.20}, this version of dualprompt reads {FORMAT}; use another version"
         )
-    return recorded(ModelRecord, content, str(path / MODEL), RESTORE)
+    facts = recorded(ModelRecord, content, str(file), remedy)
+    if version is not None and facts.version.number != version:
+        raise DualPromptError(f"{file} is damaged (it says that it is version {facts.version.number}); {remedy}")
+    return facts

@@ -14,12 +14,13 @@ from dualprompt.errors import DualPromptError
 from dualprompt.model import foundation as foundations
 from dualprompt.model import saved
 from dualprompt.model.foundation import Foundation, Model
-from dualprompt.model.predicting import asking
-from dualprompt.model.results import TaskInfo
+from dualprompt.model.outcomes import Outcome, Outcomes
+from dualprompt.model.predicting import asking, complete_matrix, judged, trade_off
+from dualprompt.model.results import PromptChoice, TaskInfo, Threshold
 from dualprompt.run.checkpoint import State
 
 
-def facts(foundation: Foundation, model: Model, threshold: float | None) -> dict[str, Any]:
+def facts(foundation: Foundation, model: Model, threshold: Threshold) -> dict[str, Any]:
     """Return what `model.json` says of a model, but for its tensors."""
     config = foundation.config
     return {
@@ -32,20 +33,54 @@ def facts(foundation: Foundation, model: Model, threshold: float | None) -> dict
         "method": config.method,
         "train": config.train.model_dump(mode="json"),
         "seed": config.seed,
-        "threshold": threshold,
+        "threshold": threshold.value,
+        "threshold_by": threshold.by,
         "tasks": [task.to_dict() for task in model.tasks],
         "rows": model.rows,
         "next_id": model.next_id,
-        "trust": [[number, own] for number, own in model.trust.items()],
+        "trust": [
+            [number, {label: [[o.trust, o.strange, list(o.ranked)] for o in own] for label, own in task.items()}]
+            for number, task in model.trust.items()
+        ],
     }
 
 
-def restore(path: Path, device: str, backbone: str | None) -> tuple[Foundation, Model, float | None]:
+def info(foundation: Foundation, model: Model, threshold: Threshold) -> dict[str, Any]:
+    """Return what a model knows and what it is made of, as JSON has it."""
+    return {
+        "classes": list(model.network.classes),
+        "tasks": [task.to_dict() for task in model.tasks],
+        "accuracy": judged(model),
+        "accuracy_matrix": complete_matrix(model.tasks),
+        "threshold": threshold.value,
+        "threshold_by": threshold.by,
+        "threshold_does": trade_off(model.trust, threshold.value),
+        "side": foundation.view.side,
+        "bytes": sum(value.nbytes for value in model.state.values()),
+        "backbone": {
+            "name": foundation.weights.name,
+            "sha256": foundation.weights.sha256,
+            "licence": foundation.weights.licence,
+            "parameters": foundation.weights.parameters,
+        },
+        "method": dict(foundation.config.method),
+        "device": str(foundation.device),
+        "dualprompt": __version__,
+    }
+
+
+def restore(
+    path: Path, device: str, backbone: str | None, version: int | None = None
+) -> tuple[Foundation, Model, Threshold]:
     """Return what the model in `path` is built on, the model, and its threshold.
 
-    `backbone` says where its backbone lies now, if that has moved.
+    Args:
+        path: its folder.
+        device: where it is to compute.
+        backbone: where its backbone lies now, if that has moved.
+        version: the number of an earlier version, if that is meant.
     """
-    record, state = saved.read(path)
+    record, state = saved.read(path, version)
     foundation = _foundation(path, record, device, backbone)
     try:
         if state:
@@ -56,7 +91,7 @@ def restore(path: Path, device: str, backbone: str | None) -> tuple[Foundation, 
         raise DualPromptError(
             f"the model in {path} is damaged ({type(error).__name__}: {reason}); {saved.RESTORE}"
         ) from error
-    return foundation, model, record.threshold
+    return foundation, model, Threshold(record.threshold, record.threshold_by)
 
 
 def _foundation(path: Path, record: saved.ModelRecord, device: str, backbone: str | None) -> Foundation:
@@ -82,15 +117,43 @@ def _foundation(path: Path, record: saved.ModelRecord, device: str, backbone: st
     return foundation
 
 
+def _outcome(found: float | tuple[float, float | None, list[str]]) -> Outcome:
+    return Outcome(found) if isinstance(found, float | int) else Outcome(found[0], found[1], tuple(found[2]))
+
+
+def _task(record: saved.TaskRecord, trust: Outcomes) -> TaskInfo:
+    """Return what a record says of a task; earlier releases did not note how many images an accuracy was of."""
+    held, correct = record.held, record.correct
+    if held is None:
+        held = sum(map(len, trust.get(record.id, {}).values())) if record.accuracy is not None else 0
+        correct = round(held * (record.accuracy or 0) / 100)
+    return TaskInfo(
+        id=record.id,
+        name=record.name,
+        classes=tuple(record.classes),
+        images=record.images,
+        learned=record.learned,
+        bytes=record.bytes,
+        accuracy=record.accuracy,
+        held=held,
+        correct=correct,
+        left_one_out=record.left_one_out,
+        prompts=None if record.prompts is None else PromptChoice(**record.prompts.model_dump()),
+        measured=record.measured,
+    )
+
+
 def _model(foundation: Foundation, record: saved.ModelRecord, state: State) -> Model:
     """Return the model that was read; one that could not answer is refused now."""
-    tasks = tuple(
-        TaskInfo(t.id, t.name, tuple(t.classes), t.images, t.learned, t.bytes, t.accuracy, t.measured)
-        for t in record.tasks
-    )
-    model = foundation.model(tasks, tuple(record.rows), record.next_id, dict(record.trust), state)
+    trust = {
+        number: {label: [_outcome(each) for each in several] for label, several in own.items()}
+        for number, own in record.trust
+    }
+    tasks = tuple(_task(each, trust) for each in record.tasks)
+    model = foundation.model(tasks, tuple(record.rows), record.next_id, trust, state)
     if tasks:
-        model.method.refuse_misfits([len(task.classes) for task in tasks], len(model.rows))
+        alive = [row[0] for row in model.rows if row is not None]
+        model.method.refuse_misfits([alive.count(task.id) for task in tasks], len(model.rows))
         side = foundation.view.side
         blank = torch.zeros(1, side, side, 3, dtype=torch.uint8, device=foundation.device)
         with asking(model.method):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,17 @@ from dualprompt.data.stream import Stream
 from dualprompt.data.views import View
 from dualprompt.errors import DualPromptError
 from dualprompt.files import digest, disk_errors
-from dualprompt.methods.base import MethodConfig
+from dualprompt.methods.base import METHODS, Method, MethodConfig
 from dualprompt.model.forgetting import bytes_of, compact
 from dualprompt.model.foundation import Foundation, Model
 from dualprompt.model.images import ImageLike, complaint, read_some
 from dualprompt.model.names import refuse_unprintable
+from dualprompt.model.outcomes import RANKED, Outcome, measured, of_answers, of_verdicts
 from dualprompt.model.predicting import answers_to
 from dualprompt.model.results import TaskInfo
 from dualprompt.model.task import fingerprint, held_out, state_digest, task_of
 from dualprompt.progress import Progress
+from dualprompt.run.checkpoint import State
 from dualprompt.run.folder import Run
 from dualprompt.run.identity import config_digest
 from dualprompt.training.distributed import launch
@@ -88,27 +91,74 @@ def read_classes(
     return left, pixels[good]
 
 
-def train(
-    foundation: Foundation,
-    model: Model,
-    config: RunConfig,
-    name: str,
-    classes: Mapping[str, Sequence[ImageLike]],
-    pixels: np.ndarray,
-    work: Path,
-    progress: Progress,
-) -> Model:
-    """Return the model that has learned one more task by the training loop, and how well, on images held out.
+@dataclass(frozen=True)
+class Lesson:
+    """What is to be learned: images of classes, whose `pixels` follow each other in the same order."""
 
-    `classes` name the images of each class, whose `pixels` follow each other in the same order. Checkpoints go below
-    the folder `work`, under a name made from all that decides the result, so that interrupted learning goes on there.
+    name: str
+    classes: Mapping[str, Sequence[ImageLike]]
+    pixels: np.ndarray
+
+    @property
+    def labels(self) -> np.ndarray:
+        """The class of each image, counted from 0."""
+        return np.repeat(np.arange(len(self.classes)), [len(own) for own in self.classes.values()])
+
+
+def train(
+    foundation: Foundation, model: Model, config: RunConfig, lesson: Lesson, work: Path, progress: Progress
+) -> Model:
+    """Return the model that has learned one more task by the training loop, and how well it does on images of it.
+
+    Checkpoints go below the folder `work`, under a name made from all that decides the result, so that interrupted
+    learning goes on there.
     """
     known = tuple(row for row in model.rows if row is not None)
     state = compact(foundation, model.state, model.rows).state() if model.tasks else {}
-    labels = np.repeat(np.arange(len(classes)), [len(own) for own in classes.values()])
-    held = held_out(labels, tuple(classes), config.seed)
-    task = task_of(len(model.tasks), name, tuple(classes), len(known), pixels, labels, held)
-    stream = Stream((task,), fingerprint(task), ())
+    names, labels, alone = tuple(lesson.classes), lesson.labels, METHODS[foundation.options.name].judges_itself
+    held = held_out(labels, names, config.seed) & (not alone)
+    task = task_of(len(model.tasks), lesson.name, names, len(known), lesson.pixels, labels, held)
+    method = _taught(foundation, config, Stream((task,), fingerprint(task), ()), state, work, progress)
+    return concluded(foundation, model, lesson, method, held)
+
+
+def concluded(foundation: Foundation, model: Model, lesson: Lesson, method: Method, held: np.ndarray) -> Model:
+    """Return the model whose method has learned a lesson, and how well it does on images of it.
+
+    Args:
+        foundation: what the model is built on.
+        model: what it knew before.
+        lesson: what it has learned.
+        method: that has learned it.
+        held: which images were held out.
+    """
+    known = tuple(row for row in model.rows if row is not None)
+    names = tuple(lesson.classes)
+    rows = (*known, *((model.next_id, label) for label in names))
+    learned = foundation.model(model.tasks, rows, model.next_id + 1, model.trust, method=method)
+    info = TaskInfo(
+        id=model.next_id,
+        name=lesson.name,
+        classes=names,
+        images=len(lesson.pixels),
+        learned=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        bytes=bytes_of(method, len(model.tasks)),
+        accuracy=None,
+        left_one_out=method.verdicts is not None and method.verdicts.left_one_out,
+    )
+    learned = replace(learned, tasks=(*model.tasks, info))
+    found: dict[str, list[Outcome]] = {}
+    for label, outcome in _judged(foundation, learned, lesson, held, len(known)):
+        found.setdefault(label, []).append(outcome)
+    if len(learned.network.classes) > 1:  # one class is always right
+        info = measured(info, found)
+    return replace(learned, tasks=(*model.tasks, info), trust={**model.trust, info.id: found})
+
+
+def _taught(
+    foundation: Foundation, config: RunConfig, stream: Stream, state: State, work: Path, progress: Progress
+) -> Method:
+    """Return a method that has learned a stream on top of a state; see `train` for the others."""
     folder = work / digest([config_digest(config), stream.fingerprint, foundation.weights.sha256, state_digest(state)])
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -117,30 +167,30 @@ def train(
     setup = Setup(
         config, fabric, foundation.method(), stream, feed, foundation.weights, foundation.dtype, foundation.backbones
     )
-    extend(setup, Run(folder, len(model.tasks), state), progress)
-    rows = (*known, *((model.next_id, label) for label in classes))
-    learned = foundation.model(model.tasks, rows, model.next_id + 1, model.trust, method=setup.method)
-    info = TaskInfo(
-        id=model.next_id,
-        name=name,
-        classes=tuple(classes),
-        images=len(pixels),
-        learned=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        bytes=bytes_of(setup.method, len(model.tasks)),
-        accuracy=None,
-    )
-    learned = replace(learned, tasks=(*model.tasks, info))
+    extend(setup, Run(folder, stream.experiences[0].index, state), progress)
+    if setup.method.judges_itself and setup.method.verdicts is None:  # it was learned before, by one who was killed
+        shutil.rmtree(folder)
+        return _taught(foundation, config, stream, state, work, progress)
+    return setup.method
+
+
+def _judged(
+    foundation: Foundation, model: Model, lesson: Lesson, held: np.ndarray, known: int
+) -> list[tuple[str, Outcome]]:
+    """Return what the model says of images of its newest task that it was not made of, with their labels.
+
+    Args:
+        foundation: what the model is built on.
+        model: it has learned them.
+        lesson: the images.
+        held: which of them were held out, where the method has not judged them itself.
+        known: the number of rows of the head that were there before.
+    """
+    names, verdicts = tuple(lesson.classes), model.method.verdicts
+    if verdicts is not None:
+        truth = [names[int(label) - known] for label in verdicts.labels]
+        return list(zip(truth, of_verdicts(model.network, verdicts, truth), strict=True))
     if not held.any():
-        return learned
-    return _measured(foundation, learned, pixels[held], [tuple(classes)[label] for label in labels[held]])
-
-
-def _measured(foundation: Foundation, model: Model, pixels: np.ndarray, truth: Sequence[str]) -> Model:
-    """Return a model with the accuracy of its newest task, and how sure it is, on images that were held out."""
-    answers = answers_to(foundation, model, pixels, top_k=1)
-    right = [answer.top[0].label == label for answer, label in zip(answers, truth, strict=True)]
-    trust: dict[str, list[float]] = {label: [] for label in dict.fromkeys(truth)}
-    for answer, label in zip(answers, truth, strict=True):
-        trust[label].append(round(answer.trust, 4))
-    newest = replace(model.tasks[-1], accuracy=100 * sum(right) / len(right))
-    return replace(model, tasks=(*model.tasks[:-1], newest), trust={**model.trust, newest.id: trust})
+        return []
+    truth = [names[label] for label in lesson.labels[held]]
+    return list(zip(truth, of_answers(answers_to(foundation, model, lesson.pixels[held], RANKED)), strict=True))

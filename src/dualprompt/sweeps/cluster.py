@@ -16,10 +16,11 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from dualprompt.config import RunConfig, parse
 from dualprompt.errors import DualPromptError, InterruptedRunError
@@ -152,6 +153,43 @@ class _Cluster:
                 error = f"its result did not arrive in {asked.run.folder}, which every machine must share"
             time.sleep(0.1)
         return error, details
+
+
+Given = TypeVar("Given")
+Made = TypeVar("Made")
+
+
+@contextlib.contextmanager
+def shards_on(address: str = LOCAL, cpus: int = 1) -> Iterator[Callable[[Callable[[Any], Any], Iterable[Any]], Any]]:
+    """Yield what maps a function over shards on a Ray cluster, in their order, as `map` does in this process.
+
+    `address` and `cpus`, of a shard, are those of `cluster`.
+    """
+    ray = _import_ray()
+    with contextlib.ExitStack() as until_the_end:
+        _Cluster(ray, address, cpus, None, until_the_end)._connect()
+        room = max(2, int(ray.cluster_resources().get("CPU", 1)) // cpus)
+
+        def over(function: Callable[[Given], Made], shards: Iterable[Given]) -> Iterator[Made]:
+            task = ray.remote(function).options(num_cpus=cpus, max_retries=RETRIES)
+            waiting: deque[Any] = deque()
+            for shard in shards:
+                if len(waiting) >= 2 * room:  # no more in Ray's memory than is worked on
+                    yield _shard(ray, waiting.popleft())
+                waiting.append(task.remote(shard))
+            while waiting:
+                yield _shard(ray, waiting.popleft())
+
+        yield over
+
+
+def _shard(ray: Any, ended: Any) -> Any:
+    try:
+        return ray.get(ended)
+    except ray.exceptions.RayTaskError as failure:
+        raise DualPromptError(f"a shard failed: {first_line(failure.cause)}") from None
+    except ray.exceptions.RayError as failure:
+        raise DualPromptError(f"a shard's worker was lost {RETRIES + 1} times ({first_line(failure)})") from None
 
 
 def work(folder: str, config: dict[str, Any], threads: int, command: list[str]) -> tuple[str | None, str]:

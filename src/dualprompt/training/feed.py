@@ -7,7 +7,7 @@ resizing, normalising) is a function of it that only queues work on the device.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -51,6 +51,7 @@ class Feed:
         # Kept as long as the images are: those of a stream for the whole run, those made for a phase until its end.
         self._features: WeakKeyDictionary[Subset, Tensor] = WeakKeyDictionary()
         self._resident: WeakKeyDictionary[Images, Tensor | None] = WeakKeyDictionary()
+        self.pause: Callable[[], None] = lambda: None  # called between batches of a pass; it may raise
 
     @property
     def backbone(self) -> Backbone:
@@ -84,6 +85,7 @@ class Feed:
         size = self.config.evaluate.batch_size
         starts = range(0, len(subset), size)
         for start in starts[self.fabric.global_rank :: self.fabric.world_size] if shared else starts:
+            self.pause()
             yield torch.arange(start, min(start + size, len(subset)))
 
     def fixed(self, subset: Subset, rows: Tensor, known: Tensor | None = None) -> ImageSpec:

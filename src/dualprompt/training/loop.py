@@ -64,6 +64,7 @@ def extend(setup: Setup, run: Run, progress: Progress = SILENT) -> None:
     Their numbers go on from those of the tasks it knows. Tasks without test images are not evaluated.
     """
     loop = Loop(setup, run, progress)
+    setup.feed.pause = loop.stop.leave
     with loop.stop.on_signals():
         for task in setup.stream.experiences:
             if task.index >= loop.standing.position.task:

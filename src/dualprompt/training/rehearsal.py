@@ -9,12 +9,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from dualprompt.data.stream import Experience, Subset
+from dualprompt.data.stream import Experience, Subset, union
 from dualprompt.derived import predicting
 from dualprompt.methods.base import Batch, Method
 from dualprompt.training.buffer import Buffer, part
 from dualprompt.training.feed import Feed
-from dualprompt.training.select import union
 
 
 class Rehearsal:

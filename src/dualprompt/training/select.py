@@ -7,9 +7,9 @@ from functools import partial
 
 import torch
 
-from dualprompt.data.images import Images
-from dualprompt.data.stream import Experience, Subset
+from dualprompt.data.stream import Experience, Subset, union
 from dualprompt.methods.base import Batch, Method, Phase, TaskView
+from dualprompt.progress import Work
 from dualprompt.seeds import derive
 from dualprompt.training.buffer import part
 from dualprompt.training.feed import Feed
@@ -46,14 +46,18 @@ def task_view(
         batches=partial(_batches, method, feed, task.train),
         reserved=partial(_batches, method, feed, reserved),
         held_out=partial(_batches, method, feed, held_out),
+        apart=None if held_out is None else torch.isin(task.train.indices, held_out.indices),
         judged=partial(_batches, method, feed, shown),
     )
 
 
 def _batches(method: Method, feed: Feed, subset: Subset | None) -> Iterator[Batch]:
-    if subset is not None and len(subset):
+    if subset is None or not len(subset):
+        return
+    with feed.progress.bar(Work("features", len(subset), "img")) as bar:
         for spec in feed.evaluation(subset, method.uses_frozen, shared=False):
             yield feed.batch(subset.images, spec.to(feed.fabric.device))
+            bar.advance(len(spec.labels))
 
 
 def hold_out(subset: Subset, share: float, seed: int, task: int) -> tuple[Subset, Subset | None]:
@@ -73,10 +77,9 @@ def cut_to_rarest(subset: Subset, seed: int, task: int) -> Subset:
     """Return as many images of every class as the rarest has, drawn by the seed and the task."""
     generator = torch.Generator().manual_seed(derive(seed, "cut", task))
     classes, counts = subset.labels.unique(return_counts=True)
-    rows = []
-    for label in classes:
-        mine = (subset.labels == label).nonzero()[:, 0]
-        rows.append(mine[torch.randperm(len(mine), generator=generator)[: int(counts.min())]])
+    of_each = [(subset.labels == label).nonzero()[:, 0] for label in classes]
+    fewest = int(counts.min())
+    rows = [mine[torch.randperm(len(mine), generator=generator)[:fewest]] for mine in of_each]
     return part(subset, torch.cat(rows).sort().values)
 
 
@@ -93,14 +96,3 @@ def select_subset(method: Method, phase: Phase, seen: Sequence[Subset], buffer: 
     assert method.buffer is not None, f"{method.config.name} has no buffer"
     held = [buffer] if buffer is not None and len(buffer) else []
     return union(held if phase.data == "buffer" else [seen[-1], *held])
-
-
-def union(subsets: Sequence[Subset]) -> Subset:
-    """Return the images of several subsets, one after another."""
-    if len(subsets) == 1:
-        return subsets[0]
-    labels = torch.cat([subset.labels for subset in subsets])
-    if all(subset.images is subsets[0].images for subset in subsets):
-        return Subset(subsets[0].images, torch.cat([subset.indices for subset in subsets]), labels)
-    images = Images.concat([subset.images.select(subset.indices) for subset in subsets])
-    return Subset(images, torch.arange(len(images)), labels)

@@ -32,6 +32,11 @@ class Stop:
             return asked
         return bool(total(self.fabric, torch.tensor(float(asked), device=self.fabric.device)))
 
+    def leave(self) -> None:
+        """Raise if this process was asked to stop, for work that nothing needs to be saved of."""
+        if self.signal is not None:
+            raise self.error()
+
     def error(self) -> InterruptedRunError:
         """Return what to raise."""
         return InterruptedRunError(f"stopped by {self.signal or 'another process'}")

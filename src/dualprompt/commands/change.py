@@ -1,0 +1,263 @@
+"""`more`, `rename`, `merge`, `forget`, `versions`, `rollback`, `push`, `pull`: a model changed, undone, shared."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dualprompt.commands.common import DEVICE, Commands, Do, Parser, emit
+from dualprompt.commands.models import changed, open_learner, tasks_table
+from dualprompt.progress import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.table import Table
+
+    from dualprompt.learner import ContinualLearner, TaskInfo
+    from dualprompt.model.versions import Version
+
+MORE = """\
+Where the classifier is solved for from sums (dualprompt-lda, the default; lda, klda, ridge, ranpac, dualprompt-rp), the
+images are added to these. Other methods learn them as a further task for the same classes.
+
+examples:
+  dualprompt more my-model photos/more-of-january
+"""
+
+RENAME = """\
+Nothing is learned; the class answers under its new name.
+
+examples:
+  dualprompt rename my-model "granny's piano" "grand piano"
+"""
+
+MERGE = """\
+Nothing is learned. What the classes were taught stays, and their probabilities add up; all others answer as before.
+The name may be that of one of them, or of another class, which is then merged as well.
+
+examples:
+  dualprompt merge my-model kitten cat --into cat
+"""
+
+FORGET = """\
+The prompts, key, statistics and classifier rows of a task go; of a class, its statistics and its rows. All other
+classes answer as before. Where all tasks share their prompts (coda-prompt, l2p) or have none, only rows go.
+
+Earlier versions of the model still hold what is forgotten, so that `dualprompt rollback` can undo it. With --purge they
+are removed as well, and it is gone for good; also where it was forgotten before without --purge.
+
+examples:
+  dualprompt forget my-model january
+  dualprompt forget my-model "grand piano" --purge
+"""
+
+VERSIONS = """\
+Each change that is saved makes a version. The last 5 before the current one are kept, or as many as --keep says, from
+now on. Versions of the same tensors share one file.
+
+examples:
+  dualprompt versions my-model
+  dualprompt versions my-model --keep 20
+"""
+
+ROLLBACK = """\
+An earlier version becomes the model again, as a further version: so this can be undone too. Without a number it is the
+one before the current one.
+
+examples:
+  dualprompt rollback my-model
+  dualprompt rollback my-model 3
+"""
+
+PUSH = """\
+The model is uploaded without its earlier versions and without its backbone. The token is that of `hf auth login`, or
+$HF_TOKEN.
+
+examples:
+  dualprompt push my-model me/garden-birds
+  dualprompt push my-model me/garden-birds --public
+"""
+
+PULL = """\
+examples:
+  dualprompt pull me/garden-birds my-model
+  dualprompt pull me/garden-birds my-model --revision v2
+"""
+
+
+def add(commands: Commands) -> None:
+    """Add these subcommands."""
+
+    def with_model(name: str, do: Do, about: str, examples: str) -> Parser:
+        sub = commands.add(name, do, about, examples)
+        sub.add_argument("model", type=Path, help="the model's folder")
+        sub.add_argument("--device", default="auto", help=DEVICE)
+        return sub
+
+    more = with_model("more", do_more, "add images to classes that a model knows", MORE)
+    more.add_argument("folder", type=Path, help="holds one folder of images for each class")
+    more.add_argument("--skip-bad", action="store_true", help="leave out images that cannot be read, and say which")
+
+    rename = with_model("rename", do_rename, "call a class otherwise", RENAME)
+    rename.add_argument("old", help="the class")
+    rename.add_argument("new", help="its new name")
+
+    merge = with_model("merge", do_merge, "make several classes one", MERGE)
+    merge.add_argument("classes", nargs="+", help="the classes")
+    merge.add_argument("--into", required=True, metavar="NAME", help="what they are called from now on")
+
+    forget = with_model("forget", do_forget, "make a model forget a task or a class", FORGET)
+    forget.add_argument("what", help="a task's name or id, or a class")
+    forget.add_argument("--purge", action="store_true", help="for good: remove the earlier versions that hold it too")
+    kind = forget.add_mutually_exclusive_group()
+    kind.add_argument("--task", dest="kind", action="store_const", const="task", help="a task is meant, not a class")
+    kind.add_argument("--class", dest="kind", action="store_const", const="class", help="a class is meant, not a task")
+
+    versions = commands.add("versions", do_versions, "list the versions of a model", VERSIONS)
+    versions.add_argument("model", type=Path, help="the model's folder")
+    versions.add_argument("--keep", type=int, metavar="N", help="keep so many earlier versions from now on")
+
+    rollback = with_model("rollback", do_rollback, "undo: go back to an earlier version of a model", ROLLBACK)
+    rollback.add_argument("number", type=int, nargs="?", help="of the version (default: the one before)")
+
+    push = with_model("push", do_push, "upload a model to a repository of the Hugging Face hub", PUSH)
+    push.add_argument("repo", help="USER/NAME; it is made where there is none")
+    push.add_argument("--public", action="store_true", help="of a new repository: everyone may see it")
+    push.add_argument("--message", help="what the change is called")
+
+    pull = commands.add("pull", do_pull, "download a model from a repository of the Hugging Face hub", PULL)
+    pull.add_argument("repo", help="USER/NAME")
+    pull.add_argument("model", type=Path, help="the model's folder; a model that is there becomes an earlier version")
+    pull.add_argument("--revision", help="a branch, a tag or a commit (default: main)")
+    pull.add_argument("--backbone", help="where its backbone lies here, if that is a file of its own")
+    pull.add_argument("--device", default="auto", help=DEVICE)
+
+
+def show(options: argparse.Namespace, learner: ContinualLearner, message: str, **value: object) -> None:
+    """Print what a model knows after a change."""
+    emit(options, {**value, **learner.info()}, tasks_table(learner), message)
+
+
+def do_more(options: argparse.Namespace) -> None:
+    """Add images to known classes."""
+    from dualprompt.console import Terminal
+
+    with changed(options) as learner, Terminal() as terminal:
+        before = sum(task.images for task in learner.tasks)
+        tasks = learner.more(options.folder, progress=terminal, skip_bad=options.skip_bad)
+    added = sum(task.images for task in learner.tasks) - before
+    names = ", ".join(f"'{task.name}'" for task in tasks)
+    show(options, learner, f"added {counted(added, 'image')} to {names}", changed=[task.to_dict() for task in tasks])
+
+
+def do_rename(options: argparse.Namespace) -> None:
+    """Rename a class."""
+    with changed(options) as learner:
+        learner.rename(options.old, options.new)
+    show(options, learner, f"'{options.old}' is now called '{options.new}'")
+
+
+def do_merge(options: argparse.Namespace) -> None:
+    """Merge classes."""
+    with changed(options) as learner:
+        learner.merge(options.classes, options.into)
+    show(options, learner, f"{', '.join(options.classes)}: one class now, '{options.into}'")
+
+
+def do_forget(options: argparse.Namespace) -> None:
+    """Make a model forget."""
+    from dualprompt.data.folder import one_form
+    from dualprompt.model import saved, versions
+
+    if not saved.is_model(options.model):
+        open_learner(options)  # it says what is wrong
+    with saved.held(options.model):
+        learner = open_learner(options)
+        names = {task.name for task in learner.tasks} | set(learner.classes)
+        by_id = options.what.isdecimal() and options.what not in names and options.kind != "class"
+        what = int(options.what) if by_id else options.what
+        holders = versions.holders(options.model, what, options.kind) if options.purge else set()
+        gone = None  # it was forgotten before, but earlier versions have it
+        if not holders or {what, one_form(str(what))} & {*names, *(task.id for task in learner.tasks)}:
+            gone = learner.forget(what, options.kind)
+            learner.save(options.model, held=True)
+        purged = versions.purge(options.model, holders)
+        older = len(versions.listed(options.model)) - 1
+    messages = [forgotten(learner, gone) if gone is not None else f"'{what}' was forgotten before"]
+    if options.purge:
+        messages.append(f"removed {counted(len(purged), 'earlier version')} that held it")
+    elif older:
+        messages.append("earlier versions still hold it, until `dualprompt forget … --purge` removes them")
+    value = {"class": gone} if isinstance(gone, str) else {"task": None if gone is None else gone.to_dict()}
+    show(options, learner, "\n".join(messages), forgotten=value, purged=list(purged))
+
+
+def forgotten(learner: ContinualLearner, gone: TaskInfo | str) -> str:
+    """Say what a model has forgotten."""
+    message = f"forgot class '{gone}'" if isinstance(gone, str) else f"forgot task {gone.id} ('{gone.name}')"
+    if learner.shares_prompts:
+        message += "; the method keeps nothing else for a task alone: what tasks share was shaped by it, and stays"
+    return message
+
+
+def do_versions(options: argparse.Namespace) -> None:
+    """List the versions of a model."""
+    from dualprompt.model import versions
+
+    if options.keep is not None:
+        versions.keep(options.model, options.keep)
+    found = versions.listed(options.model)
+    size = sum(file.lstat().st_size for file in options.model.glob("weights-*.safetensors"))
+    emit(
+        options,
+        {"versions": [version.to_dict() for version in found], "bytes": size},
+        versions_table(found),
+        f"{counted(len(found), 'version')}, {size:,} bytes of tensors in all",
+    )
+
+
+def versions_table(versions: Sequence[Version]) -> Table:
+    """Return the versions of a model, newest last."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("version", "saved", "what was done", "classes", "tasks", "tensors")
+    for each in versions:
+        number = f"{each.number} (now)" if each.current else f"{each.number}"
+        counts = f"{len(each.classes)}", f"{len(each.tasks)}", f"{each.bytes:,} B"
+        table.add_row(*map(Text, (number, each.saved or "–", each.why or "–", *counts)))
+    return table
+
+
+def do_rollback(options: argparse.Namespace) -> None:
+    """Go back to an earlier version."""
+    from dualprompt.model import versions
+
+    made = versions.rollback(options.model, options.number, device=options.device)
+    found = versions.listed(options.model)
+    value = {"version": made.to_dict(), "versions": [version.to_dict() for version in found]}
+    emit(options, value, versions_table(found), f"{made.why}, which is now version {made.number}")
+
+
+def do_push(options: argparse.Namespace) -> None:
+    """Upload a model."""
+    learner = open_learner(options)
+    address = learner.push(options.repo, private=not options.public, message=options.message)
+    emit(
+        options, {"model": str(options.model), "repo": options.repo, "url": address}, f"{options.model} is at {address}"
+    )
+
+
+def do_pull(options: argparse.Namespace) -> None:
+    """Download a model."""
+    from dualprompt.learner import ContinualLearner
+    from dualprompt.model.saved import refuse_other
+
+    refuse_other(options.model)
+    pulled = ContinualLearner.pull(
+        options.repo, revision=options.revision, device=options.device, backbone=options.backbone
+    )
+    pulled.save(options.model)
+    show(options, pulled, f"{options.repo} is in {options.model}", model=str(options.model))

@@ -1,0 +1,372 @@
+"""A discriminant on frozen features, and prompts of a task's own where they win on its held-out images (ours).
+
+One pass over a task's images gives a mean a class and a covariance for all; the classifier is solved from these sums,
+chosen and made as sharp as images left out call for. Where a task trained an E-Prompt, a second pass with it tells the
+task's own classes apart; how likely the task is stays what the first pass says, so no other task is touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field, field_validator
+from torch import Tensor, nn
+
+from dualprompt.backbones.base import BackboneSource, PromptableBackbone, Prompts
+from dualprompt.config import LONGEST
+from dualprompt.methods.base import (
+    METHODS,
+    Batch,
+    Defaults,
+    Grid,
+    MethodConfig,
+    Phase,
+    Prediction,
+    Selection,
+    StreamKind,
+    TaskView,
+    below,
+    numbered,
+)
+from dualprompt.methods.contract import Trial, Verdicts, places
+from dualprompt.methods.heads import GrowingHead
+from dualprompt.methods.leave_one_out import (
+    CHOICES,
+    SHARPNESSES,
+    Evidence,
+    cosines,
+    distances,
+    linear,
+    log_losses,
+    whiten,
+)
+from dualprompt.methods.ownership import OfTask
+from dualprompt.methods.prompted import Prompted
+from dualprompt.methods.statistics import Discriminant, TensorList, precise, unpacked, within_class
+from dualprompt.prompts.attach import attach, prompt_shape
+from dualprompt.prompts.bank import Init, check_layers, draw, one_layer
+
+HELD_OUT = 0.2  # of each class, where prompts are tried
+
+
+class DualPromptLDAConfig(MethodConfig):
+    """Options of `dualprompt-lda`."""
+
+    name: str = "dualprompt-lda"
+    prompts: Literal["auto", "always", "never"] = Field(
+        default="auto", description="train a task's prompts: where they win on its held-out images, always, or never"
+    )
+    reads: Literal["class", "class+patches"] = Field(
+        default="class+patches", description="the features: of the class token, or the patches' mean as well"
+    )
+    e_layers: tuple[int, ...] = Field(default=(), description="layers with an E-Prompt, from 1 (default: all but two)")
+    e_length: int = Field(default=20, ge=1, le=LONGEST, description="L_e")
+    init: Init = Field(default="uniform", description="prompts from U[0, 0.01), or wide: U(−1, 1)")
+
+    _one_layer = field_validator("e_layers", mode="before")(one_layer)
+
+    @property
+    def learns_one_class(self) -> bool:
+        """Yes: the head is solved for, and prompts are not trained where there is nothing to tell apart."""
+        return True
+
+
+@METHODS.register("dualprompt-lda")
+class DualPromptLDA(Prompted[DualPromptLDAConfig]):
+    """Class means and one covariance of frozen features; an E-Prompt and a head of its own for a task that gains."""
+
+    summary = (
+        "discriminant analysis chosen on images left out, and prompts where they win (ours; the learner's default)"
+    )
+    grid: ClassVar[Grid] = {"train.lr": (0.01, 0.005, 0.02, 0.0025)}
+    defaults: ClassVar[Defaults] = {"train": {"lr": 0.01, "lr_scale": "none", "schedule": "cosine"}}
+    needs_new_labels = None
+    judges_itself = True
+    of_task: ClassVar[OfTask] = {
+        **Prompted.of_task,
+        "discriminant.means": 0,
+        "discriminant.counts": 0,
+        "prompts": None,
+        "own_weight": 0,
+        "own_bias": 0,
+    }
+    freedom: Tensor
+
+    def __init__(self, config: DualPromptLDAConfig, backbone: BackboneSource) -> None:
+        super().__init__(config, backbone)
+        dim, promptable = self.backbone.dim, isinstance(self.backbone, PromptableBackbone)
+        self.e_layers = self._layers() if promptable else ()
+        self.shared_layers = min(self.e_layers, default=1) - 1
+        self.width = 2 * dim if promptable and config.reads == "class+patches" else dim
+        self.e_shape = prompt_shape(len(self.e_layers), config.e_length, dim, "pre-t", "each")
+        self.head = GrowingHead(self.width)
+        self.discriminant = Discriminant(self.width)
+        self.discriminant.expect_returning()
+        self.register_buffer("freedom", torch.zeros((), dtype=torch.int64))  # samples less classes, of all tasks
+        self.evidence = Evidence()
+        self.prompts = TensorList()  # a task's E-Prompt; empty: it has none
+        self.own_weight, self.own_bias = TensorList(), TensorList()  # its head on prompted features
+        self.training_prompt = nn.Parameter(torch.empty(0), requires_grad=False)
+        self.training_head = GrowingHead(dim)
+        self.places = nn.Buffer(torch.empty(0, dtype=torch.int64), persistent=False)  # of labels in that head
+
+    def _layers(self) -> tuple[int, ...]:
+        depth = self.backbone.depth
+        check_layers("method.e_layers", self.config.e_layers, depth)
+        return self.config.e_layers or tuple(range(min(3, depth), depth + 1))
+
+    @property
+    def can_train_prompts(self) -> bool:
+        """Whether the backbone takes prompts."""
+        return bool(self.e_layers)
+
+    @property
+    def needs_prompts(self) -> bool:
+        """No: without a ViT there are only frozen features."""
+        return False
+
+    @property
+    def uses_frozen(self) -> bool:
+        """Whether the frozen class feature is all that is read."""
+        return not self.e_layers
+
+    @property
+    def hold_out(self) -> float:
+        """A share of the images, by which prompts are judged."""
+        return HELD_OUT if self.e_layers and self.config.prompts != "never" else 0.0
+
+    def accept(self, kind: StreamKind) -> None:
+        """Take what comes, but for unknown borders, where prompts may be trained."""
+        if self.hold_out:
+            super().accept(kind)
+
+    def phases(self, task: TaskView) -> Sequence[Phase]:
+        """Return one where prompts are tried; a single class teaches nothing, nor does one that returns."""
+        return (Phase(),) if self._tries(task) else ()
+
+    def _tries(self, task: TaskView) -> bool:
+        return self.hold_out > 0 and len(task.labels) > 1 and task.labels == task.new_labels
+
+    def begin_task(self, task: TaskView) -> None:
+        """Add rows for the new labels; draw an E-Prompt and a classifier to train it with."""
+        self.verdicts = self.trial = None
+        self.head.begin(task.labels, task.new_labels, train_old=False)
+        self.head.requires_grad_(False)
+        if self._tries(task):
+            device = self.training_prompt.device
+            drawn = draw(self.e_shape, task.generator, self.config.init)
+            self.training_prompt = nn.Parameter(drawn.to(device))
+            rows = range(len(task.labels))
+            self.training_head.restore([], [], train_old=False)
+            self.training_head.begin(rows, rows, train_old=False)
+            self.places = places(task.labels, len(task.seen)).to(device)
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Return the mean cross-entropy over the task's own classes, of the prompted class token."""
+        prompts = self._attached(self.training_prompt[None])
+        features = self.backbone.rest(self.tokens(batch), self.shared_layers, prompts)
+        return F.cross_entropy(self.training_head.current(features), self.places[batch.labels])
+
+    def _attached(self, e_prompt: Tensor) -> Prompts:
+        """`e_prompt` is (batch or 1, layers, parts, rows, dim)."""
+        return attach({}, {layer: e_prompt[:, i] for i, layer in enumerate(self.e_layers)}, "pre-t", "projected")
+
+    def read(self, batch: Batch, tokens: Tensor | None, prompts: Prompts | None = None) -> Tensor:
+        """Return the features, (batch, width)."""
+        if tokens is None:
+            return self.features(batch).float()
+        return self.backbone.rest(tokens, self.shared_layers, prompts, self.config.reads).float()
+
+    def _tokens(self, batch: Batch) -> Tensor | None:
+        return self.tokens(batch) if self.e_layers else None
+
+    @torch.no_grad()
+    def end_task(self, task: TaskView) -> None:
+        """Add the task to the sums, judge each image by the others, solve for the head, and weigh the prompts."""
+        tried = self._tries(task)
+        prompts = self._attached(self.training_prompt[None]) if tried else None
+        frozen, own = self._read_all(task, prompts)
+        self.discriminant.include_features(frozen, task)
+        new = len(task.new_labels)
+        self.freedom += len(frozen) - new
+        self._solve(precise(frozen), task)
+        if new:
+            trained = own is not None and self._prompts_win(precise(own), task)
+            self._keep_own(precise(own) if own is not None and trained else None, task)
+        self.training_prompt = nn.Parameter(self.training_prompt.new_empty(0), requires_grad=False)
+        self.training_head.restore([], [], train_old=False)
+        self.drop_derived()
+
+    @torch.no_grad()
+    def observe(self, batch: Batch) -> Tensor | None:
+        """Return the frozen features, where no prompts are tried."""
+        return None if self.hold_out else self.read(batch, self._tokens(batch))
+
+    @property
+    def takes_more(self) -> bool:
+        """Yes: sums do not care in which portions they are made."""
+        return True
+
+    @torch.no_grad()
+    def more(self, task: TaskView) -> None:
+        """Add the images to the sums and solve again; a head on prompted features stays as it is."""
+        frozen, _ = self._read_all(task, None)
+        self.discriminant.include_features(frozen, task)
+        self.freedom += len(frozen)
+        self._solve(precise(frozen), task)
+        self.drop_derived()
+
+    def _read_all(self, task: TaskView, prompts: Prompts | None) -> tuple[Tensor, Tensor | None]:
+        """Return the features of all images of a task, and those under prompts."""
+        frozen, own = [], []
+        for batch in task.batches():
+            tokens = None if batch.frozen is not None else self._tokens(batch)
+            frozen.append(self.read(batch, tokens))
+            if prompts is not None:
+                own.append(self.read(batch, tokens, prompts))
+        return torch.cat(frozen), torch.cat(own) if own else None
+
+    def _solve(self, features: Tensor, task: TaskView) -> None:
+        """Leave each image out, choose by the outcome, and solve for the head of all classes."""
+        statistics = self.discriminant
+        assert statistics.counts is not None
+        means, counts = (precise(torch.cat(list(each))) for each in (statistics.means, statistics.counts))
+        scatter = unpacked(precise(statistics.scatter), statistics.dim)
+        made = [whiten(each, scatter, int(self.freedom), means, self.backbone.dim) for each in CHOICES]
+        labels = task.targets.to(means.device)
+        judged = counts[labels] > 1  # else there is nothing left of its class
+        shown = features[judged], labels[judged], means, counts
+        found = [distances(*shown, each) for each in made]
+        if len(means) > 1:
+            self.evidence.add(found, labels[judged])
+        choice = self.evidence.choice()
+        sharpness = self.evidence.sharpness(choice)
+        logits = -sharpness * found[choice] / 2
+        self.verdicts = Verdicts(labels[judged], logits, cosines(*shown), left_one_out=True)
+        sizes = [len(block) for block in statistics.means]
+        solved = [rows.to(statistics.scatter) for rows in linear(means, made[choice], sharpness)]
+        self.head.restore(*(rows.split(sizes) for rows in solved), train_old=False)
+        self.head.requires_grad_(False)
+
+    def _prompts_win(self, own: Tensor, task: TaskView) -> bool:
+        """Return whether to keep the prompts: whether they win on images held out by more than chance."""
+        frozen, apart = self.verdicts, task.apart
+        if frozen is None or apart is None:
+            return False
+        labels = task.targets.to(own.device)
+        held = apart.to(own.device) & (torch.bincount(labels)[labels] > 1)
+        scores = self._distances_to_others(own, ~apart.to(own.device), held, task)
+        places = task.places.to(own.device)[held]
+        sharp = SHARPNESSES[int(log_losses(scores, places).argmin())]
+        judged = held[torch.bincount(labels)[labels] > 1]  # of the images that were left out
+        without = frozen.logits[judged]
+        mine = torch.zeros_like(without, dtype=torch.bool)
+        mine[:, list(task.labels)] = True
+        inner = torch.zeros_like(without)
+        inner[:, list(task.labels)] = -sharp * scores / 2
+        refined = refine(without, inner, mine)
+        before, after = (each.argmax(dim=1) == labels[held] for each in (without, refined))
+        won, lost = int((after & ~before).sum()), int((before & ~after).sum())
+        kept = self.config.prompts == "always" or won - lost > (won + lost) ** 0.5
+        self.trial = Trial(int(held.sum()), int(before.sum()), int(after.sum()), kept)
+        if kept:
+            self.verdicts = Verdicts(labels[held], refined, frozen.cosines[judged], left_one_out=False)
+            self._own_sharpness = sharp
+        return kept
+
+    def _distances_to_others(self, own: Tensor, fitted: Tensor, held: Tensor, task: TaskView) -> Tensor:
+        """Return squared distances of held-out images to the class means of the others, under prompts."""
+        classes, places = len(task.labels), task.places.to(own.device)
+        means, scatter = within_class(own[fitted], places[fitted], classes)
+        made = whiten(CHOICES[0], scatter, int(fitted.sum()) - classes, means, self.backbone.dim)
+        return torch.cdist(own[held] @ made.root, means @ made.root).square()
+
+    def _keep_own(self, own: Tensor | None, task: TaskView) -> None:
+        """Keep the newest task's E-Prompt and its head on prompted features, or that it has none."""
+        classes = len(task.new_labels)
+        if own is None:
+            for kept, empty in ((self.prompts, (0,)), (self.own_weight, (classes, 0)), (self.own_bias, (classes,))):
+                kept.append(torch.zeros(empty))
+            return
+        means, scatter = within_class(own, task.places, classes)
+        made = whiten(CHOICES[0], scatter, len(own) - classes, means, self.backbone.dim)
+        weight, bias = linear(means, made, self._own_sharpness)
+        self.prompts.append(self.training_prompt.data)
+        self.own_weight.append(weight)
+        self.own_bias.append(bias)
+
+    _own_sharpness: float = SHARPNESSES[-1]
+
+    @torch.no_grad()
+    def predict(self, batch: Batch, selection: Selection | None = None) -> Prediction:
+        """Classify from frozen features; where the likeliest task has prompts, tell its classes apart with them."""
+        self.check_selection(selection)
+        tokens = self._tokens(batch)
+        features = self.read(batch, tokens)
+        logits = self.head.predict(features)
+        directions, task_of, stack, weight, bias = self.derived("columns", self._columns)
+        if stack is not None and tokens is not None:
+            task = task_of[logits.argmax(dim=1)]
+            own = self.read(batch, tokens, self._attached(stack[task].to(tokens.dtype)))
+            mine = (task_of == task[:, None]) & (weight.abs().amax(dim=1) > 0)
+            logits = refine(logits, F.linear(own, weight, bias), mine)
+        similarity = (F.normalize(features, dim=1) @ directions.T).gather(1, logits.argmax(dim=1, keepdim=True))
+        return Prediction(logits, None, similarity[:, 0])
+
+    def _columns(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor]:
+        """Return, for each column of the logits, its mean's direction and task; all E-Prompts; and the own heads."""
+        means = list(self.discriminant.means)
+        alive = torch.arange(self.head.classes)
+        if sum(map(len, means)) != self.head.classes:  # the rows of forgotten classes are zero
+            alive = torch.cat([rows.abs().amax(dim=1) for rows in self.head.weight]).nonzero()[:, 0]
+        device = self.freedom.device
+        alive = alive.to(device)
+        sizes = torch.tensor([len(block) for block in means], device=device)
+        directions = torch.zeros(self.head.classes, self.width, device=device)
+        directions[alive] = F.normalize(torch.cat(means), dim=1)
+        task_of = torch.zeros(self.head.classes, dtype=torch.int64, device=device)
+        task_of[alive] = torch.arange(len(means), device=device).repeat_interleave(sizes)
+        weight, bias = torch.zeros_like(directions), torch.zeros(self.head.classes, device=device)
+        if not any(prompt.numel() for prompt in self.prompts):
+            return directions, task_of, None, weight, bias
+        padded = [F.pad(rows, (0, self.width - rows.shape[1])) for rows in self.own_weight]
+        weight[alive], bias[alive] = torch.cat(padded), torch.cat(list(self.own_bias))
+        blank = torch.zeros(self.e_shape, device=device)
+        stack = torch.stack([prompt if prompt.numel() else blank for prompt in self.prompts])
+        return directions, task_of, stack, weight, bias
+
+    def additional(self) -> int:
+        """Return the number of prompt parameters."""
+        return sum(prompt.numel() for prompt in self.prompts)
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Take over sums, evidence, prompts and heads."""
+        self.head.restore(numbered(state, "head.weight"), numbered(state, "head.bias"), train_old=False)
+        self.head.requires_grad_(False)
+        self.discriminant.restore(below("discriminant.", state))
+        self.freedom.copy_(state["freedom"])
+        self.evidence.restore(below("evidence.", state))
+        for name in ("prompts", "own_weight", "own_bias"):
+            getattr(self, name).restore(numbered(state, name))
+        rows = numbered(state, "training_head.weight"), numbered(state, "training_head.bias")
+        self.training_head.restore(*rows, train_old=False)
+        prompt = state["training_prompt"].to(self.freedom.device)
+        self.training_prompt = nn.Parameter(prompt.clone(), requires_grad=self.training_prompt.requires_grad)
+        self.drop_derived()
+
+
+def refine(logits: Tensor, own: Tensor, mine: Tensor) -> Tensor:
+    """Return log probabilities in which the columns `mine` share what `logits` give them as `own` says.
+
+    Args:
+        logits: of all classes, (batch, classes).
+        own: of classes that another head tells apart, (batch, classes).
+        mine: which those are, (batch, classes) bool; where none is, nothing changes.
+    """
+    apart = logits.masked_fill(~mine, -torch.inf)
+    total = torch.logsumexp(apart, dim=1, keepdim=True)
+    inner = torch.log_softmax(own.masked_fill(~mine, -1e30), dim=1)
+    return torch.where(mine, total + inner, logits)

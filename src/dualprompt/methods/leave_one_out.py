@@ -1,0 +1,160 @@
+"""Discriminants chosen by leaving one image out: each image is judged by a classifier made of all others.
+
+With a mean a class and one covariance, leaving an image out moves its own class's mean and takes one outer product from
+the scatter. So the classifiers of all images come from one inverse, and no image needs to be set aside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dualprompt.methods.statistics import precise, shrunk
+
+SHARPNESSES = (0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0)
+"""What squared distances may be multiplied by: with few images a covariance is too sure of itself."""
+UNJUDGED = SHARPNESSES.index(0.02)  # where no image can be left out
+
+
+@dataclass(frozen=True)
+class Discriminator:
+    """A way to make a classifier of the same sums."""
+
+    name: str
+    factor: float = 1.0  # times the shrinkage that the samples call for; infinite: nearest class mean
+    scaled: bool = False  # whether it shrinks towards the features' own variances, rather than one for all
+    class_only: bool = False  # whether it looks at the class token's feature alone
+
+
+CHOICES = (
+    Discriminator("lda"),
+    Discriminator("lda, own variances", scaled=True),
+    Discriminator("lda, class token", class_only=True),
+    Discriminator("lda, shrunk more", factor=3.0),
+    Discriminator("lda, shrunk less", factor=1 / 3),
+    Discriminator("nearest mean", factor=float("inf")),
+)
+"""The first is the rule; another one takes its place where it has won by more than chance."""
+
+
+@dataclass(frozen=True)
+class Whitening:
+    """A covariance as the map after which it is the identity."""
+
+    root: Tensor  # (dim, rank): R with R Rᵀ the inverse covariance
+    share: float  # of one outer product of the scatter in the covariance
+
+
+def whiten(choice: Discriminator, scatter: Tensor, freedom: int, means: Tensor, class_dim: int) -> Whitening:
+    """Return the whitening of a choice, in float64.
+
+    Args:
+        choice: how the covariance is made.
+        scatter: within classes, (dim, dim).
+        freedom: samples less classes; 0: no class has two samples, and all directions count alike.
+        means: of the classes, (classes, dim).
+        class_dim: how many numbers, the first, are of the class token.
+    """
+    dim = len(scatter)
+    if freedom < 1 or not bool(scatter.any()):
+        spread = float(means.var(dim=0, correction=0).mean()) or 1.0
+        return Whitening(torch.eye(dim, dtype=scatter.dtype, device=scatter.device) / spread**0.5, 0.0)
+    width = class_dim if choice.class_only else dim
+    part = scatter[:width, :width]
+    variances = part.diagonal() / freedom
+    scale = (variances + variances.mean() / 10).rsqrt() if choice.scaled else torch.ones_like(variances)
+    part = part * scale * scale[:, None]
+    shrinkage = min(1.0, choice.factor * _shrinkage(part, freedom))
+    root = scale[:, None] * torch.linalg.inv(torch.linalg.cholesky(shrunk(part, freedom, shrinkage))).T
+    return Whitening(F.pad(root, (0, 0, 0, dim - width)), (1 - shrinkage) / freedom)
+
+
+def _shrinkage(scatter: Tensor, count: int) -> float:
+    """Return the share of the identity that `count` samples call for: see `shrunk`."""
+    trace, square = scatter.trace() / count, scatter.square().sum() / count**2
+    spread = (count + 1) * (square - trace**2 / len(scatter))
+    return float(((square + trace**2) / spread.clamp_min(1e-30)).clamp(max=1))
+
+
+def distances(features: Tensor, labels: Tensor, means: Tensor, counts: Tensor, whitening: Whitening) -> Tensor:
+    """Return squared distances to all class means, (images, classes), each image left out of means and covariance.
+
+    Args:
+        features: (images, dim); every image's class must have another sample.
+        labels: (images,) the class of each among the means.
+        means: (classes, dim), made with these images.
+        counts: (classes,) samples behind each mean.
+        whitening: of the covariance that was made with these images.
+    """
+    points, centres = features @ whitening.root, means @ whitening.root
+    off = points - centres[labels]  # from the class's mean
+    length = off.square().sum(dim=1)
+    without = counts[labels] / (counts[labels] - 1)  # so many times as far from the mean of the others
+    gone = whitening.share * without
+    gain = gone / (1 - gone * length).clamp_min(1e-3)  # Sherman and Morrison
+    found = torch.cdist(points, centres).square()
+    along = (points * off).sum(dim=1, keepdim=True) - off @ centres.T
+    found = found + gain[:, None] * along.square()
+    own = without.square() * length * (1 + gain * length)
+    return found.scatter(1, labels[:, None], own[:, None])
+
+
+def cosines(features: Tensor, labels: Tensor, means: Tensor, counts: Tensor) -> Tensor:
+    """Return the cosine of each image with all class means, (images, classes), itself left out of its own."""
+    found = F.normalize(features, dim=1) @ F.normalize(means, dim=1).T
+    others = counts[labels, None] * means[labels] - features
+    return found.scatter(1, labels[:, None], F.cosine_similarity(features, others, dim=1)[:, None])
+
+
+def linear(means: Tensor, whitening: Whitening, sharpness: float) -> tuple[Tensor, Tensor]:
+    """Return weights (classes, dim) and biases of −½ · sharpness · squared distance, less what all classes share."""
+    centres = means @ whitening.root
+    weight, bias = sharpness * centres @ whitening.root.T, -sharpness * centres.square().sum(dim=1) / 2
+    return weight - weight.mean(dim=0), bias - bias.mean()
+
+
+def log_losses(found: Tensor, labels: Tensor) -> Tensor:
+    """Return the summed log loss of squared distances under each of `SHARPNESSES`."""
+    return torch.stack([F.cross_entropy(-found * sharp / 2, labels, reduction="sum") for sharp in SHARPNESSES])
+
+
+class Evidence(nn.Module):
+    """Which discriminant, and how sharp, has done best on images left out, over all tasks."""
+
+    duels: Tensor
+    losses: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Images that only a choice has right, and that only the first has right.
+        self.register_buffer("duels", torch.zeros(len(CHOICES), 2))
+        self.register_buffer("losses", torch.zeros(len(CHOICES), len(SHARPNESSES)))  # summed log losses
+
+    def add(self, found: Sequence[Tensor], labels: Tensor) -> None:
+        """Take in the distances of images under each choice."""
+        right = [scores.argmin(dim=1) == labels for scores in found]
+        for number, scores in enumerate(found):
+            won, lost = right[number] & ~right[0], right[0] & ~right[number]
+            self.duels[number] += torch.stack([won.sum(), lost.sum()]).to(self.duels)
+            self.losses[number] += log_losses(scores, labels).to(self.losses)
+
+    def choice(self) -> int:
+        """Return the choice that leads the first by the most, and by more than chance; else the first."""
+        won, lost = self.duels.double().unbind(dim=1)
+        lead = won - lost - (won + lost).sqrt()
+        best = int(lead.argmax())
+        return best if float(lead[best]) > 0 else 0
+
+    def sharpness(self, choice: int) -> float:
+        """Return what its squared distances are to be multiplied by."""
+        losses = precise(self.losses[choice])
+        return SHARPNESSES[int(losses.argmin()) if bool(losses.any()) else UNJUDGED]
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Take over what a checkpoint holds."""
+        self.duels.copy_(state["duels"])
+        self.losses.copy_(state["losses"])
