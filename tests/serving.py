@@ -21,10 +21,10 @@ from sandbox import World, pictures
 pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 httpx = pytest.importorskip("httpx", reason="httpx is not installed")
 
+from dualprompt.hosted.model import ServedModel  # noqa: E402
+from dualprompt.inbound.guard import Rules  # noqa: E402
+from dualprompt.inbound.limits import Limits  # noqa: E402
 from dualprompt.serve.app import create_app  # noqa: E402
-from dualprompt.serve.guard import Rules  # noqa: E402
-from dualprompt.serve.limits import Limits  # noqa: E402
-from dualprompt.serve.model import ServedModel  # noqa: E402
 from dualprompt.serve.run import Server, server_of  # noqa: E402
 from dualprompt.serve.service import Service, Settings  # noqa: E402
 

@@ -26,14 +26,14 @@ pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 httpx = pytest.importorskip("httpx", reason="httpx is not installed")
 
 from dualprompt.errors import DualPromptError  # noqa: E402
+from dualprompt.hosted.jobs import Job  # noqa: E402
+from dualprompt.hosted.model import ServedModel  # noqa: E402
+from dualprompt.hosted.teach import Reporter  # noqa: E402
+from dualprompt.inbound.guard import Rules  # noqa: E402
+from dualprompt.inbound.limits import Limits, Refusal  # noqa: E402
+from dualprompt.inbound.pictures import split_names  # noqa: E402
 from dualprompt.learner import ContinualLearner  # noqa: E402
 from dualprompt.serve.batching import Batcher  # noqa: E402
-from dualprompt.serve.guard import Rules  # noqa: E402
-from dualprompt.serve.jobs import Job  # noqa: E402
-from dualprompt.serve.limits import Limits, Refusal  # noqa: E402
-from dualprompt.serve.model import ServedModel  # noqa: E402
-from dualprompt.serve.pictures import split_names  # noqa: E402
-from dualprompt.serve.teach import Reporter  # noqa: E402
 
 pytestmark = pytest.mark.anyio
 
@@ -321,10 +321,10 @@ async def test_what_was_forgotten_is_named_nowhere(model: Path):
             return found
 
         assert await told() == [1, 2, 3, 4, 5]
-        await client.delete("/classes/cedar")
+        await client.delete("/classes/cedar?purge=true")
         assert await told() == [1, 4, 5]
         assert "cedar" not in record.read_text()
-        await client.delete(f"/tasks/{first.id}")
+        await client.delete(f"/tasks/{first.id}?purge=true")
         assert await told() == [5]
     for path in model.rglob("*"):
         assert not path.is_file() or not {b"ash", b"birch", b"cedar"} & set(path.read_bytes().split(b'"')), path
@@ -391,7 +391,9 @@ async def test_the_schema_tells_what_needs_the_token(model: Path, closed: bool):
         assert (scheme["type"], scheme["scheme"]) == ("http", "bearer")
         for path, methods in schema["paths"].items():
             for method, about in methods.items():
-                reply = await client.request(method, path.replace("{job}", "1").replace("{task}", "1"))
+                reply = await client.request(
+                    method, path.replace("{job}", "1").replace("{task}", "1").replace("{item}", "1")
+                )
                 assert about.get("security") == ([{name: []}] if reply.status_code == 401 else None), (method, path)
 
 
@@ -422,7 +424,7 @@ def test_a_batch_that_cores_share_is_answered_in_order(world: World, model: Path
     try:
         for size in range(1, 8):
             found = served.answers(pixels[:size], top_k[:size])
-            for (answer, version), expected in zip(found, alone[:size], strict=True):
+            for (answer, version, _), expected in zip(found, alone[:size], strict=True):
                 assert version == served.version
                 assert [score.label for score in answer.top] == [score.label for score in expected.top]
                 assert answer.probability == pytest.approx(expected.probability, abs=1e-5)
@@ -432,7 +434,7 @@ def test_a_batch_that_cores_share_is_answered_in_order(world: World, model: Path
 
 
 async def test_only_one_server_for_a_model(model: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("dualprompt.serve.model.LOCK_SECONDS", 0.1)
+    monkeypatch.setattr("dualprompt.hosted.model.LOCK_SECONDS", 0.1)
     first = ServedModel(model, "cpu")
     with pytest.raises(DualPromptError, match="is being served"):
         ServedModel(model, "cpu")
@@ -448,4 +450,4 @@ async def test_only_one_server_for_a_model(model: Path, monkeypatch: pytest.Monk
 def test_the_command_refuses_clearly(model: Path, tmp_path: Path):
     assert "token" in sandbox.call("serve", model, "--host", "0.0.0.0").error
     assert "--port" in sandbox.call("serve", model, "--port", "70000").error
-    assert "nothing" in sandbox.call("serve", tmp_path / "nothing", "--port", "0").error
+    assert "is a file" in sandbox.call("serve", Path(__file__), "--port", "0").error

@@ -20,10 +20,10 @@ from serving import SHOWN, SMALL, error_of, listening, pieces, png, serving
 pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 
 from dualprompt.errors import DualPromptError
+from dualprompt.inbound.decoding import AbandonedError, Decoders, Source, cost_of
+from dualprompt.inbound.limits import Limits, Refusal
+from dualprompt.inbound.wire import Sparing, within_files
 from dualprompt.learner import ContinualLearner
-from dualprompt.serve.decoding import AbandonedError, Decoders, Source, cost_of
-from dualprompt.serve.limits import Limits, Refusal
-from dualprompt.serve.wire import Sparing, within_files
 
 pytestmark = pytest.mark.anyio
 

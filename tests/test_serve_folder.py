@@ -20,11 +20,11 @@ pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 
 from dualprompt.errors import DualPromptError
 from dualprompt.files import held, write_json
-from dualprompt.serve.jobs import Job, Jobs
-from dualprompt.serve.limits import Limits
-from dualprompt.serve.model import ServedModel
-from dualprompt.serve.places import JobFolders
-from dualprompt.serve.teach import Reporter, teach
+from dualprompt.hosted.jobs import Job, Jobs
+from dualprompt.hosted.model import ServedModel
+from dualprompt.hosted.places import JobFolders
+from dualprompt.hosted.teach import Reporter, teach
+from dualprompt.inbound.limits import Limits
 
 JOB = asdict(Job(1, None, ["elm"], 9))
 

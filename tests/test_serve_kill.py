@@ -26,12 +26,12 @@ from serving import SMALL, files, lesson, uploads
 pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 httpx = pytest.importorskip("httpx", reason="httpx is not installed")
 
+from dualprompt.hosted.jobs import Jobs  # noqa: E402
+from dualprompt.hosted.model import ServedModel  # noqa: E402
+from dualprompt.hosted.teach import Lesson, Reporter, teach  # noqa: E402
+from dualprompt.inbound.limits import Limits  # noqa: E402
+from dualprompt.inbound.pictures import Picture  # noqa: E402
 from dualprompt.learner import ContinualLearner  # noqa: E402
-from dualprompt.serve.jobs import Jobs  # noqa: E402
-from dualprompt.serve.limits import Limits  # noqa: E402
-from dualprompt.serve.model import ServedModel  # noqa: E402
-from dualprompt.serve.pictures import Picture  # noqa: E402
-from dualprompt.serve.teach import Reporter, teach  # noqa: E402
 
 
 def prepare_job(world: World, model: Path, *names: str, epochs: int = 1) -> tuple[Path, int]:
@@ -47,7 +47,7 @@ def prepare_job(world: World, model: Path, *names: str, epochs: int = 1) -> tupl
                     copy = folder / "images" / f"{len(found):06}.png"
                     shutil.copy(path, copy)
                     found.append(Picture(name, f"{name}/{path.name}", copy))
-            job = jobs.add(folder, found, "third", epochs, False)
+            job = jobs.add(folder, found, Lesson("third", epochs, False, {}))
         job.state, job.attempts = "running", 1
         jobs._save()
         served.close()

@@ -25,10 +25,10 @@ httpx = pytest.importorskip("httpx", reason="httpx is not installed")
 from starlette.requests import Request  # noqa: E402
 
 from dualprompt.errors import DualPromptError  # noqa: E402
-from dualprompt.serve.guard import Rules  # noqa: E402
-from dualprompt.serve.limits import Limits  # noqa: E402
+from dualprompt.inbound.guard import Rules  # noqa: E402
+from dualprompt.inbound.limits import Limits  # noqa: E402
+from dualprompt.inbound.uploads import Allowance, read  # noqa: E402
 from dualprompt.serve.run import rules_for  # noqa: E402
-from dualprompt.serve.uploads import Allowance, read  # noqa: E402
 
 pytestmark = pytest.mark.anyio
 
@@ -409,7 +409,7 @@ async def test_full_disk_during_an_upload_is_said_and_leaves_nothing(model: Path
 
     async with serving(model) as client:
         with monkeypatch.context() as patch:
-            patch.setattr("dualprompt.serve.uploads._Assembler._data", full)
+            patch.setattr("dualprompt.inbound.uploads._Assembler._data", full)
             reply = await client.post("/tasks", files=named("a/1.png"))
         assert "disk is full" in error_of(reply, 507)
         assert uploads(model) == []
@@ -417,5 +417,8 @@ async def test_full_disk_during_an_upload_is_said_and_leaves_nothing(model: Path
 
 
 def test_limits_are_all_used():
-    source = "".join(path.read_text() for path in (Path(__file__).parents[1] / "src/dualprompt/serve").glob("*.py"))
+    package = Path(__file__).parents[1] / "src/dualprompt"
+    source = "".join(
+        path.read_text() for room in ("serve", "hosted", "inbound") for path in (package / room).glob("*.py")
+    )
     assert [name for name in vars(Limits()) if f"limits.{name}" not in source] == []

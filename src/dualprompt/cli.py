@@ -35,8 +35,8 @@ examples:
   dualprompt check photos/january                          what is left out, copied, blurred or mislabelled
   dualprompt learn my-model photos/january                 teach it a folder of class folders; again in February
   dualprompt predict my-model picture.jpg more-pictures/
-  dualprompt watch my-model inbox --sort sorted            label pictures as they come
   dualprompt more my-model new-photos                      more images of classes it knows
+  dualprompt watch my-model inbox --sort sorted            label pictures as they come
   dualprompt forget my-model january
   dualprompt rollback my-model                             undo the last change
   dualprompt export my-model --to onnx --int8

@@ -150,9 +150,9 @@ class ContinualLearner:
         `minutes` (`auto`: 2), `always`, or `never`. Methods that train throughout hold out a fifth of each class's
         images instead, at most 10 and none where there are fewer than 5. A class that is known already is refused, or
         with `again` learned once more, as a further expert for the same label. Images that cannot be read are refused,
-        or with `skip_bad` left out and noted in `progress`, as is all else that a look at them finds (`model.check`). A
-        folder whose folders hold nothing but folders is refused, unless they are the classes (`nested`). If anything
-        goes wrong, the model stays as it is.
+        or with `skip_bad` left out and noted in `progress`, as is all else that a look at the images finds
+        (`model.check`). A folder whose folders hold nothing but folders is refused, unless they are the classes
+        (`nested`). If anything goes wrong, the model stays as it is.
         `over` maps a function over shards of the images, as `map` does here and `sweeps.cluster.shards_on` on many
         machines, which must see the files; then no prompts are trained. With `work`, a folder, learning that was
         interrupted goes on from its last checkpoint when it is asked for again; the folder is yours to remove then.

@@ -14,7 +14,7 @@ import httpx
 from tools.faults.common import Server, copied, until
 
 from dualprompt.bench.load import picture
-from dualprompt.serve.limits import Limits
+from dualprompt.inbound.limits import Limits
 
 
 def campaign_crowd(source: Path, folder: Path) -> dict[str, Any]:

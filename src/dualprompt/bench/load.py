@@ -1,4 +1,4 @@
-"""The load test: `python -m dualprompt.bench.load [--model DIR] [--json]`.
+"""The load test: `python -m dualprompt.bench.load [--model DIR] [--engine onnx] [--int8] [--json]`.
 
 Two servers with the same model run on this machine, one that batches and one that does not; clients on the loopback
 interface ask both in turns, so that whatever else the machine does hits both. Everything is bounded in count and time.
@@ -166,7 +166,9 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     places = {name: folder / name for name in ("batched", "unbatched")}
     for place in places.values():
         shutil.copytree(source, place, ignore=shutil.ignore_patterns(".serve"))
-    with server(places["batched"]) as (batched, pid), server(places["unbatched"], "--max-batch", "1") as (unbatched, _):
+    engine = ["--engine", options.engine, *(["--int8"] if options.int8 else [])]
+    alone = [*engine, "--max-batch", "1"]
+    with server(places["batched"], *engine) as (batched, pid), server(places["unbatched"], *alone) as (unbatched, _):
         for address in (batched, unbatched):
             asyncio.run(ask(address, image, 4, 40, 30))  # the first passes are slower
         idle = asyncio.run(ask(batched, image, 1, options.idle_requests, options.seconds))
@@ -179,6 +181,8 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     loaded = {name: joined(tallies).figures() for name, tallies in rounds.items()}
     return {
         "cores": os.cpu_count(),
+        "engine": options.engine,
+        "int8": options.int8,
         "image_bytes": len(image),
         "clients": options.clients,
         "idle": idle.figures(),
@@ -199,6 +203,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--idle-requests", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=4, help="turns of each server")
     parser.add_argument("--seconds", type=float, default=60, help="at most, for each turn")
+    parser.add_argument("--engine", choices=("torch", "onnx"), default="torch", help="of both servers")
+    parser.add_argument("--int8", action="store_true", help="with --engine onnx: 8-bit weights")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:

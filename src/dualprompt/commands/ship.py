@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import webbrowser
 from pathlib import Path
 
 from dualprompt.commands.common import DEVICE, Commands, Parser, emit
@@ -28,6 +29,8 @@ Uploaded images are deleted when they are learned or refused.
 
 examples:
   dualprompt serve my-model
+  dualprompt serve new-model --open
+  dualprompt serve my-model --engine onnx --int8 --check photos/test
   curl -F images=@cat.jpg http://127.0.0.1:8000/predict
   curl -F archive=@classes.zip -H "Authorization: Bearer TOKEN" http://127.0.0.1:8000/tasks
   DUALPROMPT_TOKEN=$(openssl rand -hex 16) dualprompt serve my-model --host 0.0.0.0
@@ -55,13 +58,30 @@ def add_export(command: Parser) -> None:
 
 def add_serve(command: Parser) -> None:
     """Add the options of the server."""
-    command.add_argument("model", type=Path, help="directory of a saved model, as `dualprompt learn` makes them")
+    command.add_argument("model", type=Path, help="the model's folder; if there is none, a new model is made")
     command.add_argument("--host", default="127.0.0.1", help="address to bind; other than loopback needs a token")
     command.add_argument("--port", type=int, default=8000, help="0: any free one (default: %(default)s)")
     command.add_argument(
         "--token", help="what every client must show (default: $DUALPROMPT_TOKEN; else one is made, for changes only)"
     )
     command.add_argument("--device", default="auto", help=DEVICE)
+    command.add_argument("--open", action="store_true", help="open the page in this machine's browser")
+    command.add_argument(
+        "--engine", choices=("torch", "onnx"), default="torch", help="what computes (default: %(default)s)"
+    )
+    command.add_argument("--int8", action="store_true", help="with --engine onnx: 8-bit weights, faster, less exact")
+    command.add_argument(
+        "--check", type=Path, metavar="FOLDER", help="with --engine onnx: tell the change of accuracy on class folders"
+    )
+    command.add_argument(
+        "--review",
+        type=float,
+        metavar="DAYS",
+        help="keep images with unsure or corrected answers so long, for people to look at (default: none is kept)",
+    )
+    command.add_argument("--backbone", help="of a new model: embedded, a known name, a hub id, or a weights file")
+    command.add_argument("--method", help="of a new model: see `dualprompt list methods` (default: dualprompt-lda)")
+    command.add_argument("--input-size", type=int, help="of a new model: pixels a side (default: the checkpoint's)")
     command.add_argument("--max-batch", type=int, default=16, help="images predicted together (default: %(default)s)")
 
 
@@ -96,24 +116,43 @@ def do_serve(options: argparse.Namespace) -> None:
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise DualPromptError(f"serving needs the extra 'serve' ({error}): pip install 'dualprompt[serve]'") from None
-    from dualprompt.serve.run import serve
+    from dualprompt.hosted.engine import Engine
+    from dualprompt.serve.run import Options, Told, serve
 
     if not 0 <= options.port <= 65535:
         raise DualPromptError(f"--port takes a number from 0 to 65535, found {options.port}")
     if not 1 <= options.max_batch <= 1024:
         raise DualPromptError(f"--max-batch takes a number from 1 to 1024, found {options.max_batch}")
 
-    def started(address: str, token: str | None) -> None:
-        page = address if token is None else f"{address}/#token={token}"
-        lines = [f"{options.model} answers at {page}  (stop: Ctrl-C)"]
-        if token is not None:
-            lines.append("whoever has the token may change the model; others on this machine may only ask")
-        emit(options, {"url": address, "page": page, "token": token}, *lines)
-        sys.stdout.flush()
+    if options.review is not None and not 0 < options.review <= 365:
+        raise DualPromptError(f"--review takes a number of days up to 365, found {options.review}")
 
-    def waiting(text: str) -> None:
-        sys.stderr.write(f"{text}\n")
-        sys.stderr.flush()
+    class Terminal(Told):
+        def waiting(self, text: str) -> None:
+            sys.stderr.write(f"{text}\n")
+            sys.stderr.flush()
 
-    place = (options.host, options.port, options.token)
-    serve(options.model, *place, options.device, started, options.max_batch, waiting=waiting)
+        remark = waiting
+
+        def started(self, address: str, token: str | None) -> None:
+            page = address if token is None else f"{address}/#token={token}"
+            lines = [f"{options.model} answers at {page}  (stop: Ctrl-C)"]
+            if token is not None:
+                lines.append("whoever has the token may change the model; others on this machine may only ask")
+            emit(options, {"url": address, "page": page, "token": token}, *lines)
+            sys.stdout.flush()
+            if options.open:
+                webbrowser.open(page)
+
+    made_of = {"backbone": options.backbone, "method": options.method, "input_size": options.input_size}
+    given = Options(
+        host=options.host,
+        port=options.port,
+        token=options.token,
+        device=options.device,
+        largest_batch=options.max_batch,
+        engine=Engine(options.engine, options.int8, options.check),
+        review_days=options.review,
+        new={key: value for key, value in made_of.items() if value is not None},
+    )
+    serve(options.model, given, Terminal())

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import errno
 import logging
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Request, Security
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, PlainTextResponse
+from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, PlainTextResponse, Response
 from fastapi.security import HTTPBearer
 from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 
 from dualprompt import __version__
 from dualprompt.errors import DualPromptError
-from dualprompt.serve.guard import Guard, answer_refusal
-from dualprompt.serve.jobs import Job
-from dualprompt.serve.limits import Refusal
-from dualprompt.serve.model import ServedModel, describe
-from dualprompt.serve.schema import PREDICT, REFUSALS, TEACH, docs_page
+from dualprompt.hosted.jobs import Job
+from dualprompt.hosted.model import ServedModel, describe
+from dualprompt.inbound.guard import Guard, answer_refusal
+from dualprompt.inbound.limits import Refusal
+from dualprompt.serve.editing import add_editing
+from dualprompt.serve.replies import Begun, Drifting, Forgotten, Health, HourCount, ModelInfo, Predictions
+from dualprompt.serve.reviewing import add_review
+from dualprompt.serve.schema import IMAGES, PREDICT, REFUSALS, TEACH, docs_page
 from dualprompt.serve.service import Service, Settings
 
 STATIC = Path(__file__).parent / "static"
@@ -42,7 +46,7 @@ def create_app(model: ServedModel, settings: Settings) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.service = service
-    app.add_middleware(Guard, rules=settings.rules, metrics=service.metrics, most=settings.limits.requests)
+    app.add_middleware(Guard, rules=settings.rules, observe=service.metrics.observe, most=settings.limits.requests)
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
 
     # The guard looks at the token, before anything of a request is read; these only tell it to readers of the schema.
@@ -51,6 +55,8 @@ def create_app(model: ServedModel, settings: Settings) -> FastAPI:
     add_answers(app, service, asks)
     add_learning(app, service, asks, changes)
     add_forgetting(app, service, changes)
+    add_editing(app, service, asks, changes)
+    add_review(app, service, changes)
     add_insight(app, service, asks)
     add_handlers(app)
     return app
@@ -64,16 +70,43 @@ def add_answers(app: FastAPI, service: Service, asks: Dependencies) -> None:
         return FileResponse(STATIC / "index.html")
 
     @app.get("/healthz", summary="Whether the server answers")
-    async def healthz() -> dict[str, str]:
-        return {"status": "ok", "model_version": service.model.version}
+    async def healthz() -> Health:
+        return Health(status="ok", model_version=service.model.version)
 
-    @app.get("/model", summary="What the model knows: tasks, classes, sizes, threshold, accuracies", dependencies=asks)
+    about = "What the model knows: tasks, classes, sizes, threshold, accuracies"
+
+    @app.get("/model", summary=about, dependencies=asks, response_model=ModelInfo)
     async def get_model() -> dict[str, Any]:
-        return describe(service.model) | {"token_required": service.settings.rules.closed}
+        return describe(service.model) | {
+            "token_required": service.settings.rules.closed,
+            "review_days": service.review.days,
+        }
 
-    @app.post("/predict", summary="Classify images", openapi_extra=PREDICT, responses=REFUSALS, dependencies=asks)
-    async def predict(request: Request, top_k: Annotated[int, Query(ge=1, le=100)] = 5) -> dict[str, Any]:
-        return {"answers": await service.predict(request, top_k)}
+    @app.post(
+        "/predict",
+        summary="Classify images: a form of files, or one image as the body",
+        openapi_extra=PREDICT,
+        responses=REFUSALS,
+        dependencies=asks,
+        response_model=Predictions,
+    )
+    async def predict(
+        request: Request,
+        top_k: Annotated[int, Query(ge=1, le=100)] = 5,
+        threshold: Annotated[float | None, Query(ge=0, le=1, description="instead of the model's")] = None,
+    ) -> dict[str, Any]:
+        return {"answers": await service.predict(request, top_k, threshold)}
+
+    @app.post(
+        "/explain",
+        summary="Where it looks on one image, drawn over it as it is seen: squeezed to a square, as PNG",
+        openapi_extra=PREDICT,
+        responses=REFUSALS,
+        dependencies=asks,
+        response_class=Response,
+    )
+    async def explain(request: Request) -> Response:
+        return Response(await service.explain(request), media_type="image/png")
 
 
 def add_learning(app: FastAPI, service: Service, asks: Dependencies, changes: Dependencies) -> None:
@@ -84,18 +117,24 @@ def add_learning(app: FastAPI, service: Service, asks: Dependencies, changes: De
             raise Refusal(404, f"there is no job {number}")
         return service.jobs.jobs[number]
 
-    @app.post(
-        "/tasks",
-        status_code=202,
-        summary="Teach new classes",
-        openapi_extra=TEACH,
-        responses=REFUSALS,
-        dependencies=changes,
-    )
+    options: dict[str, Any] = {
+        "status_code": 202,
+        "responses": REFUSALS,
+        "dependencies": changes,
+        "response_model": Begun,
+    }
+
+    @app.post("/tasks", summary="Teach new classes", openapi_extra=TEACH, **options)
     async def teach(request: Request) -> JSONResponse:
-        job = await service.teach(request)
-        url = f"/jobs/{job.id}"
-        return JSONResponse({"id": job.id, "url": url}, 202, {"Location": url})
+        return begun(await service.lessons.take(request, "learn"))
+
+    @app.post("/more", summary="Teach more images of classes that it knows", openapi_extra=IMAGES, **options)
+    async def more(request: Request) -> JSONResponse:
+        return begun(await service.lessons.take(request, "more"))
+
+    @app.post("/check", summary="Look at images before they are taught", openapi_extra=IMAGES, **options)
+    async def check(request: Request) -> JSONResponse:
+        return begun(await service.lessons.take(request, "check"))
 
     @app.get("/jobs", summary="All learning jobs on record, the newest last", dependencies=asks)
     async def get_jobs() -> list[Job]:
@@ -105,26 +144,38 @@ def add_learning(app: FastAPI, service: Service, asks: Dependencies, changes: De
     async def get_job(job: int) -> Job:
         return known_job(job)
 
+    @app.get("/jobs/{job}/findings", summary="What a check found", responses=REFUSALS, dependencies=changes)
+    async def findings(job: int) -> dict[str, Any]:
+        if known_job(job).kind != "check" or job not in service.jobs.findings:
+            raise Refusal(404, f"job {job} has no findings")
+        return service.jobs.findings[job]
+
     @app.delete("/jobs/{job}", summary="Give up a learning job", responses=REFUSALS, dependencies=changes)
     async def cancel(job: int) -> Job:
         service.jobs.cancel(known_job(job))
         return known_job(job)
 
 
+def begun(job: Job) -> JSONResponse:
+    """Return the answer to who has begun a job."""
+    url = f"/jobs/{job.id}"
+    return JSONResponse({"id": job.id, "url": url}, 202, {"Location": url})
+
+
 def add_forgetting(app: FastAPI, service: Service, changes: Dependencies) -> None:
     """Add the routes that forget a task or a class."""
 
     @app.delete("/tasks/{task}", summary="Forget a task", responses=REFUSALS, dependencies=changes)
-    async def forget_task(task: int) -> dict[str, str]:
+    async def forget_task(task: int, purge: bool = False) -> Forgotten:
         if task not in {known.id for known in service.model.learner.tasks}:
             raise Refusal(404, f"there is no task {task}")
-        return {"forgot": await service.forget(task, "task"), "model_version": service.model.version}
+        return Forgotten(forgot=await service.forget(task, "task", purge), model_version=service.model.version)
 
     @app.delete("/classes/{name:path}", summary="Forget a class", responses=REFUSALS, dependencies=changes)
-    async def forget_class(name: str) -> dict[str, str]:
+    async def forget_class(name: str, purge: bool = False) -> Forgotten:
         if name not in service.model.learner.classes:
             raise Refusal(404, f"the model knows no class '{name[:80]}'")
-        return {"forgot": await service.forget(name, "class"), "model_version": service.model.version}
+        return Forgotten(forgot=await service.forget(name, "class", purge), model_version=service.model.version)
 
 
 def add_insight(app: FastAPI, service: Service, asks: Dependencies) -> None:
@@ -133,6 +184,10 @@ def add_insight(app: FastAPI, service: Service, asks: Dependencies) -> None:
     @app.get("/metrics", summary="Counters for Prometheus", response_class=PlainTextResponse, dependencies=asks)
     async def metrics() -> PlainTextResponse:
         return PlainTextResponse(service.metrics.text(), media_type="text/plain; version=0.0.4")
+
+    @app.get("/answers", summary="Answers given hour by hour, and how many were unsure", dependencies=asks)
+    async def answers() -> Drifting:
+        return Drifting(hours=[HourCount(**asdict(hour)) for hour in service.drift.hours()])
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:

@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from dualprompt.serve.limits import busy
+from dualprompt.inbound.limits import busy
 
 Result = TypeVar("Result")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from dualprompt.serve.jobs import Jobs
-from dualprompt.serve.model import ServedModel
+from dualprompt.hosted.jobs import Jobs
+from dualprompt.hosted.model import ServedModel
 
 SECONDS = (0.005, 0.01, 0.02, 0.04, 0.06, 0.1, 0.2, 0.4, 1, 2, 5, 10, 60)
 SIZES = (1, 2, 4, 8, 16, 32, 64)
@@ -26,7 +26,15 @@ class Metrics:
         self.batches = Histogram(
             "dualprompt_batch_images", "Images predicted together", buckets=SIZES, registry=self.registry
         )
+        self.answers = Counter(
+            "dualprompt_answers", "Images answered, and whether it was sure", ["trust"], registry=self.registry
+        )
         self.queue = Gauge("dualprompt_queue_images", "Images that wait for the network", registry=self.registry)
+
+    def observe(self, method: str, route: str, status: int, seconds: float) -> None:
+        """Count a request that was answered."""
+        self.requests.labels(method, route, status).inc()
+        self.seconds.labels(route).observe(seconds)
 
     def watch(self, model: ServedModel, jobs: Jobs) -> None:
         """Also show the model's version and the jobs."""

@@ -1,32 +1,39 @@
-"""What the routes do: predict in batches, take new tasks, forget."""
+"""What the routes share: answers in batches, and changes of the model one at a time."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import AsyncIterator, Coroutine
+import io
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from PIL import Image
 from starlette.requests import Request
 
-from dualprompt.learner import ContinualLearner
+from dualprompt.errors import DualPromptError
+from dualprompt.hosted.drift import Drift, is_unsure
+from dualprompt.hosted.jobs import Jobs
+from dualprompt.hosted.lessons import Lessons
+from dualprompt.hosted.model import ServedModel, Versioned
+from dualprompt.hosted.review import Review
+from dualprompt.inbound.decoding import Decoders
+from dualprompt.inbound.guard import Rules
+from dualprompt.inbound.limits import Limits, Refusal, busy
+from dualprompt.inbound.pictures import short
+from dualprompt.inbound.uploads import Allowance, Part, read
+from dualprompt.learner import Answer, ContinualLearner
+from dualprompt.model import versions
+from dualprompt.model.explain import heat_map
 from dualprompt.model.names import Kind
+from dualprompt.progress import counted
 from dualprompt.serve.batching import Batcher
-from dualprompt.serve.decoding import Decoders
-from dualprompt.serve.guard import Rules
-from dualprompt.serve.jobs import Job, Jobs
-from dualprompt.serve.limits import Limits, Refusal, busy
 from dualprompt.serve.metrics import Metrics
-from dualprompt.serve.model import ServedModel, Versioned
-from dualprompt.serve.pictures import Picture, check_label, open_picture, split_names, unpack
-from dualprompt.serve.uploads import Allowance, Part, read
 
-YES, NO = ("true", "1", "on", "yes"), ("false", "0", "off", "no", "")
-
+log = logging.getLogger("dualprompt.serve")
 Done = TypeVar("Done")
 
 
@@ -38,6 +45,7 @@ class Settings:
     limits: Limits = field(default_factory=Limits)
     largest_batch: int = 16
     batch_wait: float = 0.004
+    review_days: float | None = None  # how long pictures to look at are kept; None: none is
 
 
 class Service:
@@ -57,11 +65,17 @@ class Service:
         self.metrics.queue.set_function(lambda: len(self.batcher))
         self.metrics.watch(model, self.jobs)
         self.decoders = Decoders(settings.limits)
+        self.drift = Drift()
+        self.review = Review(model.work / "review", settings.limits, settings.review_days)
+        self.lessons = Lessons(model, self.jobs, self.review, settings.limits)
         self._held = 0  # bytes of requests in memory
+        self._explaining = 0  # requests in hand
+        self._background: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
     async def running(self, _: object) -> AsyncIterator[None]:
         """Work while the server runs."""
+        self.review.start()
         self.batcher.start()
         self.jobs.start()
         try:
@@ -70,17 +84,62 @@ class Service:
             self.decoders.stop()
             await self.jobs.stop()
             await self.batcher.stop()
+            await asyncio.gather(*self._background, return_exceptions=True)
             self.model.close()
 
     async def switched(self) -> None:
         """Answer with the newly saved model from now on."""
         await asyncio.to_thread(self.model.reload)
+        self._accelerate()
 
-    async def predict(self, request: Request, top_k: int) -> list[dict[str, Any]]:
-        """Return an answer for each picture of a request."""
+    def _accelerate(self) -> None:
+        """Make the engine ready for the new model; meanwhile PyTorch answers, never the old model."""
+
+        async def work() -> None:
+            try:
+                await asyncio.to_thread(self.model.accelerate)
+            except DualPromptError as problem:
+                log.warning("PyTorch answers on: %s", problem)
+
+        if self.model.engine.name != "torch":
+            self._background.add(task := asyncio.create_task(work()))
+            task.add_done_callback(self._background.discard)
+
+    async def predict(self, request: Request, top_k: int, threshold: float | None = None) -> list[dict[str, Any]]:
+        """Return an answer for each picture of a request; a `threshold` takes the place of the model's."""
+        async with self._received(request, self.limits.predict_images) as parts:
+            return await while_here(request, self._answers(parts, top_k, threshold))
+
+    async def explain(self, request: Request) -> bytes:
+        """Return where the model looks on the one picture of a request, drawn over it, as PNG."""
+        if self._explaining >= self.limits.explaining:
+            raise busy("the server explains enough pictures already; try again soon")
+        self._explaining += 1
+        try:
+            async with self._received(request, 1) as parts:
+                return await while_here(request, self._explained(parts[0]))
+        finally:
+            self._explaining -= 1
+
+    async def _explained(self, part: Part) -> bytes:
+        learner = self.model.learner
+        [pixels] = await self.decoders.decode([(part.filename or "image", part.take())], learner)
+        if isinstance(pixels, Refusal):
+            raise pixels
+
+        def draw() -> bytes:
+            file = io.BytesIO()
+            heat_map(learner, Image.fromarray(pixels)).save(file, "PNG")
+            return file.getvalue()
+
+        return await asyncio.to_thread(draw)
+
+    @asynccontextmanager
+    async def _received(self, request: Request, most: int) -> AsyncIterator[list[Part]]:
+        """Yield the pictures of a request, at most so many, for as long as an answer may take."""
         if not self.model.learner.classes:
             raise Refusal(409, "the model knows no class yet; teach it first")
-        mine = 0
+        mine = images = 0
 
         def count(size: int) -> None:
             nonlocal mine
@@ -94,23 +153,22 @@ class Service:
             images += 1
             if name != "images":
                 raise Refusal(422, f"unknown field '{name[:50]}'; send files in the field 'images'")
-            if images > self.limits.predict_images:
-                raise Refusal(413, f"at most {self.limits.predict_images} images are taken at once")
+            if images > most:
+                raise Refusal(413, f"at most {counted(most, 'image')} {'is' if most == 1 else 'are'} taken at once")
 
-        images = 0
         allowed = Allowance(self.limits.predict_bytes, self.limits.predict_body_seconds)
         try:
             parts = await read(request, self.limits, allowed, set(), sink, count)
             if not parts:
                 raise Refusal(422, "send at least one file in the field 'images'")
             async with asyncio.timeout(self.limits.predict_seconds):
-                return await while_here(request, self._answers(parts, top_k))
+                yield parts
         except TimeoutError:
             raise busy("the server is too busy to answer in time; try again soon", 5) from None
         finally:
             self._held -= mine
 
-    async def _answers(self, parts: list[Part], top_k: int) -> list[dict[str, Any]]:
+    async def _answers(self, parts: list[Part], top_k: int, threshold: float | None) -> list[dict[str, Any]]:
         """Return an answer for each picture; of several, those that cannot be read are answered with their error."""
         with self.batcher.expect(len(parts)):
             named = [(part.filename or "image", part.take()) for part in parts]
@@ -118,99 +176,66 @@ class Service:
         if len(pixels) == 1 and isinstance(pixels[0], Refusal):
             raise pixels[0]
 
-        async def answer(part: Part, found: np.ndarray | Refusal) -> dict[str, Any]:
+        async def answer(part: Part, content: bytes, found: np.ndarray | Refusal) -> dict[str, Any]:
             if isinstance(found, Refusal):
-                return {"path": part.filename, "error": found.message, "status": found.status}
-            answer, version = await self.batcher.ask(found, top_k)
-            return answer.to_dict() | {"path": part.filename, "version": version}
+                return {"path": part.filename or None, "error": found.message, "status": found.status}
+            told = await self.batcher.ask(found, top_k)
+            self._note(told.decided(), part.filename or "image", content)
+            return told.decided(threshold).to_dict() | {"path": part.filename or None, "version": told.version}
 
-        return await asyncio.gather(*map(answer, parts, pixels))
+        return await asyncio.gather(*map(answer, parts, (content for _, content in named), pixels))
 
-    async def teach(self, request: Request) -> Job:
-        """Take pictures of new classes and queue their learning."""
-        async with self.jobs.room() as folder:
-            images = folder / "images"
-            count = 0
+    def _note(self, answer: Answer, name: str, content: bytes) -> None:
+        """Count an answer; where the operator wants it, keep a picture that the model is unsure of."""
+        unsure = is_unsure(answer)
+        self.drift.count(unsure)
+        self.metrics.answers.labels("unsure" if unsure else "sure").inc()
+        if unsure and self.review.days is not None:
+            try:
+                self.review.add(content, "unsure", short(name), answer.label)
+            except DualPromptError as problem:  # a full disk; who asked has the answer all the same
+                log.warning("%s", problem)
 
-            def sink(name: str, filename: str) -> Path:
-                nonlocal count
-                if name == "archive":
-                    if (folder / "archive.zip").exists():
-                        raise Refusal(422, "send one archive")
-                    return folder / "archive.zip"
-                if name != "images":
-                    raise Refusal(422, f"unknown field '{name[:50]}'; send files as 'images' or one zip as 'archive'")
-                count += 1
-                if count > self.limits.task_images:
-                    raise Refusal(413, f"at most {self.limits.task_images} images are taken for a task")
-                return images / f"{count:06}{suffix(filename)}"
+    async def forget(self, what: int | str, kind: Kind, purge: bool = False) -> str:
+        """Forget a task by its number or a class by its name; return the name of what is gone.
 
-            fields = {"name", "epochs", "again"}
-            allowed = Allowance(self.limits.teach_bytes, self.limits.teach_body_seconds)
-            parts = await read(request, self.limits, allowed, fields, sink)
-            values = {part.field: part.text.strip() for part in parts if part.filename is None}
-            name = check_label(values["name"], self.limits) if values.get("name") else None
-            epochs, again = self._epochs(values.get("epochs", "")), as_bool(values.get("again", ""))
-            pictures = await asyncio.to_thread(self._pictures, folder, [part for part in parts if part.path])
-            if not again:
-                self._refuse_known({picture.label for picture in pictures})
-            self._refuse_taken(name)
-            return self.jobs.add(folder, pictures, name, epochs, again)
+        With `purge`, the earlier versions that hold it are removed too.
+        """
+        before = self._rows()
 
-    def _epochs(self, text: str) -> int | None:
-        if not text:
-            return None
-        few = text.isascii() and text.isdecimal() and len(text) < 10  # of thousands of digits int makes nothing
-        if not (few and 1 <= int(text) <= self.limits.epochs):
-            raise Refusal(422, f"epochs takes a number from 1 to {self.limits.epochs}, found '{text[:20]}'")
-        return int(text)
+        def work(learner: ContinualLearner) -> str:
+            gone = learner.forget(what, kind)
+            return gone if isinstance(gone, str) else gone.name
 
-    def _pictures(self, folder: Path, parts: list[Part]) -> list[Picture]:
-        archive = folder / "archive.zip"
-        if archive.exists():
-            if len(parts) > 1:
-                raise Refusal(422, "send either one archive or images, not both")
-            pictures = unpack(archive, folder / "images", self.limits)
-            archive.unlink()
-        else:
-            labels = split_names(part.filename or "" for part in parts)
-            pictures = [
-                Picture(labels[part.filename], part.filename, part.path)
-                for part in parts
-                if part.filename and part.path
-            ]
-        if not pictures:
-            raise Refusal(422, "the upload holds no images in class folders")
-        classes = {picture.label: check_label(picture.label, self.limits) for picture in pictures}
-        if len(classes) > self.limits.task_classes:
-            raise Refusal(413, f"the upload has {len(classes)} classes; at most {self.limits.task_classes} are taken")
-        for picture in pictures:
-            open_picture(picture.path, picture.name, self.limits).close()
-        return [Picture(classes[picture.label], picture.name, picture.path) for picture in pictures]
+        name = await self.change(work)
+        if purge:
+            owners = {task for task, _ in before - self._rows()}
+            async with self.jobs.changing:
+                await asyncio.to_thread(versions.purge, self.model.path, owners)
+        return name
 
-    def _refuse_known(self, labels: set[str]) -> None:
-        known = sorted(labels & set(self.model.learner.classes))
-        if known:
-            listed = ", ".join(f"'{label}'" for label in known[:10])
-            remedy = "send again=true to learn more images for them, or leave them out"
-            raise Refusal(409, f"the model knows {listed} already; {remedy}")
+    def _rows(self) -> set[tuple[int, str]]:
+        return {(task.id, label) for task in self.model.learner.tasks for label in task.classes}
 
-    def _refuse_taken(self, name: str | None) -> None:
-        waiting = [job.name for job in self.jobs.jobs.values() if job.state in ("queued", "running")]
-        if name is not None and name in [*waiting, *(task.name for task in self.model.learner.tasks)]:
-            raise Refusal(409, f"a task is called '{name}' already; give this one another name")
+    async def rollback(self, number: int | None) -> None:
+        """Go back to an earlier version; None: the one before."""
+        await self._changed(lambda: self.model.rollback(number))
 
-    async def forget(self, what: int | str, kind: Kind) -> str:
-        """Forget a task by its number or a class by its name; return the name of what is gone."""
+    async def change(self, work: Callable[[ContinualLearner], Done]) -> Done:
+        """Change the model by `work`, which gets the saved one, and answer with what comes of it."""
+        return await self._changed(lambda: self.model.change(work))
+
+    async def _changed(self, work: Callable[[], Done]) -> Done:
         if self.jobs.changing.locked() or self.jobs.count("queued"):
-            raise Refusal(409, "a task is being learned; forget when it is done", {"Retry-After": "10"})
+            raise Refusal(409, "a task is being learned; do this when it is done", {"Retry-After": "10"})
         async with self.jobs.changing:
             before = self.model.learner
             try:
-                return await asyncio.to_thread(self.model.forget, what, kind)
+                return await asyncio.to_thread(work)
             finally:
                 (names, tasks), (names_left, tasks_left) = _known(before), _known(self.model.learner)
                 self.jobs.forget(names - names_left, tasks - tasks_left)
+                self._accelerate()
 
 
 async def while_here(request: Request, work: Coroutine[Any, Any, Done]) -> Done:
@@ -235,16 +260,3 @@ async def _left(request: Request) -> None:
 def _known(learner: ContinualLearner) -> tuple[set[str], set[int]]:
     """Return the names of classes and tasks, and the tasks' numbers."""
     return {*learner.classes, *(task.name for task in learner.tasks)}, {task.id for task in learner.tasks}
-
-
-def as_bool(text: str) -> bool:
-    """Read a yes or no."""
-    if text.lower() not in YES + NO:
-        raise Refusal(422, f"again takes true or false, found '{text[:20]}'")
-    return text.lower() in YES
-
-
-def suffix(filename: str) -> str:
-    """Return how a file's name ends, if it is harmless."""
-    end = os.path.splitext(filename)[1].lower()  # noqa: PTH122 (it need not be a path that this system knows)
-    return end if end.isascii() and end[1:].isalnum() and len(end) < 6 else ".img"

@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -18,12 +18,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, FiniteFloat, TypeAdapter
 
 from dualprompt.errors import DualPromptError
-from dualprompt.files import write_json
-from dualprompt.serve.limits import Limits, Refusal, busy
-from dualprompt.serve.model import ServedModel
-from dualprompt.serve.pictures import Picture, short
-from dualprompt.serve.places import LAST_JOB, JobFolders, read_record
-from dualprompt.serve.teach import LEARNED, LEARNED_KIND, LESSON, Lesson
+from dualprompt.files import read_json, write_json
+from dualprompt.hosted.model import ServedModel
+from dualprompt.hosted.places import LAST_JOB, JobFolders, read_record
+from dualprompt.hosted.teach import FINDINGS, LEARNED, LEARNED_KIND, LESSON, JobKind, Lesson
+from dualprompt.inbound.limits import Limits, Refusal, busy
+from dualprompt.inbound.pictures import Picture, short
+from dualprompt.model import saved
 
 State = Literal["queued", "running", "done", "failed"]
 KEPT = 100
@@ -47,6 +48,7 @@ class Job:
     error: str | None = None
     task: int | None = None  # the learned task's id
     attempts: int = 0
+    kind: JobKind = "learn"
     created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 
     def to_dict(self) -> dict[str, Any]:
@@ -80,6 +82,8 @@ class Jobs:
         self._task: asyncio.Task[None] | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._cancelled: set[int] = set()
+        self._afterwards: dict[int, Callable[[], None]] = {}
+        self.findings: dict[int, Any] = {}  # of jobs that checked pictures; in memory alone, for they name files
 
     def start(self) -> None:
         """Take up what an earlier server left, clear the rest away, and begin to work."""
@@ -108,16 +112,13 @@ class Jobs:
             if number not in self.jobs:
                 self.folders.remove(number)
 
-    def add(self, folder: Path, pictures: list[Picture], name: str | None, epochs: int | None, again: bool) -> Job:
-        """Queue the learning of pictures that lie in `folder/images`.
-
-        `pictures` say which file is of which class. `name`, `epochs` and `again` are those of `ContinualLearner.learn`.
-        """
+    def add(self, folder: Path, pictures: list[Picture], lesson: Lesson) -> Job:
+        """Queue a lesson with pictures that lie in `folder/images`, and say which file is of which class."""
         classes: dict[str, list[tuple[str, str]]] = {}
         for picture in pictures:
             classes.setdefault(picture.label, []).append((picture.path.name, short(picture.name)))
-        write_json(folder / LESSON, asdict(Lesson(name, epochs, again, classes)))
-        job = Job(int(folder.name), name, sorted(classes), len(pictures))
+        write_json(folder / LESSON, asdict(replace(lesson, pictures=classes)))
+        job = Job(int(folder.name), lesson.name, sorted(classes), len(pictures), kind=lesson.kind)
         self.jobs[job.id] = job
         try:
             self._save()
@@ -126,6 +127,10 @@ class Jobs:
             raise
         self._wake.set()
         return job
+
+    def when_done(self, job: Job, work: Callable[[], None]) -> None:
+        """Have something done when a job has been learned; a restart forgets it."""
+        self._afterwards[job.id] = work
 
     def cancel(self, job: Job) -> None:
         """Give up a job that is not finished."""
@@ -195,6 +200,8 @@ class Jobs:
         task = next((task for task in self.model.learner.tasks if task.id == found.id), None)
         if task is None or task.learned != found.learned:
             return False
+        if job.kind == "more" and saved.record(self.model.path).version.number != found.version:
+            return False
         job.task = task.id
         return True
 
@@ -219,7 +226,9 @@ class Jobs:
             self._save()
             error = await self._teach(job, began)
             code = self._process.returncode if self._process else None
-            if code == 0 or (self.folders.of(job.id) / LEARNED).exists():
+            if job.kind == "check" and error is None:
+                self.findings[job.id] = read_json(self.folders.of(job.id) / FINDINGS)
+            elif code == 0 or (self.folders.of(job.id) / LEARNED).exists():
                 await self.switched()
                 if self._learned(job):
                     error = None
@@ -237,7 +246,7 @@ class Jobs:
         """Run the process that learns; return what went wrong."""
         error: str | None = None
         places = [str(self.model.path), str(self.folders.of(job.id))]
-        command = [sys.executable, "-m", "dualprompt.serve.teach", *places]
+        command = [sys.executable, "-m", "dualprompt.hosted.teach", *places]
         pipe = asyncio.subprocess.PIPE
         process = self._process = await asyncio.create_subprocess_exec(
             *command, stdin=pipe, stdout=pipe, pass_fds=self.model.held_files
@@ -275,6 +284,10 @@ class Jobs:
         finished = [job.id for job in self.jobs.values() if job.state in ("done", "failed")]
         for old in finished[:-KEPT]:
             del self.jobs[old]
+            self.findings.pop(old, None)
+        afterwards = self._afterwards.pop(job.id, None)
+        if afterwards and not error:
+            afterwards()
         self._cancelled.discard(job.id)
         self._try_to_save()
         self.folders.remove(job.id)  # only now: what was learned is recognised by what lies there

@@ -19,7 +19,7 @@ from PIL.TiffImagePlugin import ROWSPERSTRIP, TiffImageFile
 
 from dualprompt.data.formats import EXTENSIONS, open_image
 from dualprompt.errors import DualPromptError
-from dualprompt.serve.limits import MEGABYTE, Limits, Refusal
+from dualprompt.inbound.limits import MEGABYTE, Limits, Refusal
 
 DIRECTORY_BYTES = 16 * MEGABYTE
 TILEWIDTH, TILELENGTH = 322, 323  # of TIFF

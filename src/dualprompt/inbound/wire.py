@@ -17,7 +17,7 @@ from typing import Any
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from dualprompt.errors import DualPromptError
-from dualprompt.serve.limits import Limits
+from dualprompt.inbound.limits import Limits
 
 READ_BYTES = 32 * 1024  # of one connection at a time, so that others have their turn
 ACCEPTED_AT_ONCE = 16

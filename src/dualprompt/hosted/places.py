@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from dualprompt.errors import DualPromptError
 from dualprompt.files import disk_errors
-from dualprompt.serve.limits import MEGABYTE
+from dualprompt.inbound.limits import MEGABYTE
 
 RECORD_BYTES = 64 * MEGABYTE
 LAST_JOB = 999_999_999

@@ -1,4 +1,4 @@
-"""The process that learns beside the server: `python -m dualprompt.serve.teach MODEL JOB`.
+"""The process that learns beside the server: `python -m dualprompt.hosted.teach MODEL JOB`.
 
 It loads the saved model, learns what lies in the job's folder, and saves the new model in place of the old. It tells
 the server how far it is, one JSON object a line; the server holds the other end of its standard input, so that it ends
@@ -12,20 +12,22 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any, Literal, TextIO
 
 from pydantic import Field, TypeAdapter
 
 from dualprompt.console import words
 from dualprompt.errors import DualPromptError
 from dualprompt.files import write_json
+from dualprompt.hosted.places import read_record
 from dualprompt.progress import Advanced, Began, Ended, Event, Loss, Progress, Remarked, Work
-from dualprompt.serve.places import read_record
 
 LEARNED = "learned.json"
 LESSON = "lesson.json"
+FINDINGS = "findings.json"
 # Where on the way from 0 to 1 each piece of work lies; what is not named is the training itself.
 SPANS = {
     "reading": (0.0, 0.1),
@@ -40,22 +42,27 @@ TEXT_CHARACTERS = 2000  # the server reads lines of at most 64 KiB
 OwnName = Annotated[str, Field(pattern=r"^[0-9]{6}\.[a-z0-9]{1,5}$")]  # no picture is read from anywhere else
 
 
+JobKind = Literal["learn", "more", "check"]
+
+
 @dataclass
 class Lesson:
-    """What a job is to learn: for each class our names of its pictures' files, and the sender's."""
+    """What a job is to do with pictures: for each class our names of its pictures' files, and the sender's."""
 
     name: str | None
     epochs: Annotated[int, Field(ge=1)] | None
     again: bool
     pictures: dict[str, list[tuple[OwnName, str]]]
+    kind: JobKind = "learn"
 
 
 @dataclass
 class Learned:
-    """The task that a job has learned, and when."""
+    """The task that a job has learned, when, and the version that the model has with it."""
 
     id: int
     learned: str
+    version: int
 
 
 LESSON_KIND, LEARNED_KIND = TypeAdapter(Lesson), TypeAdapter(Learned)
@@ -102,10 +109,11 @@ class Reporter(Progress):
 
 
 def teach(model: Path, job: Path, reporter: Reporter) -> None:
-    """Learn what a job's folder holds, and save the model."""
+    """Learn what a job's folder holds and save the model, or only look at it."""
     import torch
 
     from dualprompt.learner import ContinualLearner
+    from dualprompt.model import saved
 
     torch.set_num_threads(max(1, (os.cpu_count() or 2) - 1))
     lesson = read_record(job / LESSON, LESSON_KIND)
@@ -113,17 +121,37 @@ def teach(model: Path, job: Path, reporter: Reporter) -> None:
     data = {label: [job / "images" / file for file, _ in pictures] for label, pictures in lesson.pictures.items()}
     try:
         learner = ContinualLearner.load(model)
-        epochs, again = lesson.epochs, lesson.again
-        task = learner.learn(data, lesson.name, epochs=epochs, again=again, progress=reporter, work=job / "work")
-    except DualPromptError as error:  # senders know their own names for the pictures, not ours
-        message = str(error)
-        for path, name in names.items():
-            message = message.replace(path, name)
-        raise DualPromptError(message) from error
+        if lesson.kind == "check":
+            write_json(job / FINDINGS, findings(data, learner, names, reporter))
+            return
+        if lesson.kind == "more":
+            task = learner.more(data, progress=reporter)[0]
+        else:
+            epochs, again = lesson.epochs, lesson.again
+            task = learner.learn(data, lesson.name, epochs=epochs, again=again, progress=reporter, work=job / "work")
+    except DualPromptError as error:
+        raise DualPromptError(_renamed(str(error), names)) from error
     reporter.tell(progress=0.99, message="saving the model")
     # Whoever finds this job after a crash sees by it whether the saved model already has what it learned.
-    write_json(job / LEARNED, asdict(Learned(task.id, task.learned)))
+    version = saved.record(model).version.number + 1
+    write_json(job / LEARNED, asdict(Learned(task.id, task.learned, version)))
     learner.save(model, held=True)  # by the server, whose lock we inherited
+
+
+def findings(data: Mapping[str, Sequence[Path]], learner: Any, names: Mapping[str, str], progress: Progress) -> Any:
+    """Return what a look at pictures finds: lines for people, and all of it as data; files by their senders' names."""
+    from dualprompt.model.check import check
+
+    found = check(data, learner, progress)  # type: ignore[arg-type]
+    text = json.dumps({"lines": found.summary(), **found.to_dict()})
+    return json.loads(_renamed(text, {json.dumps(path)[1:-1]: json.dumps(name)[1:-1] for path, name in names.items()}))
+
+
+def _renamed(text: str, names: Mapping[str, str]) -> str:
+    """Put the senders' names for their pictures in the place of ours, which they do not know."""
+    for path, name in names.items():
+        text = text.replace(path, name)
+    return text
 
 
 def main() -> int:

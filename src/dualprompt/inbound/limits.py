@@ -21,6 +21,7 @@ class Limits:
     queued_pixels: int = 256_000_000  # waiting to be decoded, of all requests
     image_seconds: float = 10.0  # to decode one image
     predict_images: int = 64  # a request
+    explaining: int = 4  # requests to /explain in hand
     queued_images: int = 512  # waiting for the network
     task_images: int = 20_000
     task_classes: int = 1000
@@ -42,6 +43,9 @@ class Limits:
     predict_seconds: float = 60.0  # for an answer
     job_seconds: float = 24 * 3600.0
     name_characters: int = 100
+    json_bytes: int = 256 * 1024  # one request that is not of images
+    review_images: int = 500  # kept to be looked at, where that is turned on
+    review_bytes: int = 512 * MEGABYTE
 
 
 class Refusal(Exception):  # noqa: N818 (an answer to the client, not a fault of ours)

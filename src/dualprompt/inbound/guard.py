@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -14,9 +16,8 @@ from starlette.responses import JSONResponse
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dualprompt.serve.limits import Refusal, unavailable
-from dualprompt.serve.metrics import Metrics
-from dualprompt.serve.pictures import short
+from dualprompt.inbound.limits import Refusal, unavailable
+from dualprompt.inbound.pictures import short
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; frame-ancestors 'none'; object-src 'none'",
@@ -26,6 +27,9 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
 }
 HEALTH = "/healthz"
+ASKING = ("/predict", "/explain")  # with a body, but nothing is changed
+KEPT = re.compile(r"/review(/.*)?|/jobs/[^/]*/findings")  # people's pictures, and their names for them
+Observe = Callable[[str, str, int, float], None]  # method, route, status, seconds
 OPEN = ("/", HEALTH, "/docs", "/openapi.json")  # the page and its files say nothing of the model
 
 
@@ -63,7 +67,8 @@ class Rules:
 
     def check_token(self, method: str, path: str, headers: Headers) -> None:
         """Refuse a request that needs the token and does not show it."""
-        changes = method not in ("GET", "HEAD") and path != "/predict" and not path.startswith("/static/")
+        asks = method in ("GET", "HEAD") or path in ASKING or path.startswith("/static/")
+        changes = not asks or KEPT.fullmatch(path) is not None
         if not changes and (not self.closed or path in OPEN or path.startswith("/static/")):
             return
         kind, _, shown = headers.get("authorization", "").partition(" ")
@@ -93,13 +98,14 @@ def check_route(app: Starlette, scope: Scope) -> None:
 
 
 class Guard:
-    """Applies the rules, adds headers to every answer, answers HEAD as GET without the body, and counts.
+    """Applies the rules, adds headers to every answer, answers HEAD as GET without the body.
 
-    At most `most` requests are in hand at a time. One whose body is still on its way is not: there, the client works.
+    `observe` is told of every request that was answered. At most `most` requests are in hand at a time. One whose body
+    is still on its way is not: there, the client works.
     """
 
-    def __init__(self, app: ASGIApp, rules: Rules, metrics: Metrics, most: int) -> None:
-        self.app, self.rules, self.metrics, self.most = app, rules, metrics, most
+    def __init__(self, app: ASGIApp, rules: Rules, observe: Observe, most: int) -> None:
+        self.app, self.rules, self.observe, self.most = app, rules, observe, most
         self.in_hand = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -147,8 +153,7 @@ class Guard:
             self.in_hand -= mine
             route = getattr(scope.get("route"), "path", "other")
             method = method if method in ("GET", "HEAD", "POST", "DELETE", "OPTIONS") else "other"
-            self.metrics.requests.labels(method, route, status).inc()
-            self.metrics.seconds.labels(route).observe(time.perf_counter() - began)
+            self.observe(method, route, status, time.perf_counter() - began)
 
     def _check(self, scope: Scope) -> None:
         headers = Headers(scope=scope)

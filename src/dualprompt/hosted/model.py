@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -16,19 +17,35 @@ import torch
 from dualprompt import __version__
 from dualprompt.errors import DualPromptError
 from dualprompt.files import digest, read_json
+from dualprompt.hosted.engine import TORCH, Agreement, Engine, faster
+from dualprompt.hosted.places import make_own
 from dualprompt.learner import Answer, ContinualLearner
-from dualprompt.model import saved
-from dualprompt.model.names import Kind
-from dualprompt.serve.places import make_own
+from dualprompt.model import saved, versions
 
 LOCK_SECONDS = 15.0
+Changed = TypeVar("Changed")
 
 
 class Versioned(NamedTuple):
-    """An answer, and the version of the model that gave it."""
+    """An answer that always names a class, the version of the model that gave it, and that model's threshold."""
 
     answer: Answer
     version: str
+    threshold: float | None
+
+    def decided(self, threshold: float | None = None) -> Answer:
+        """Return the answer by the model's threshold, or by another."""
+        least = self.threshold if threshold is None else threshold
+        return self.answer if least is None or self.answer.trust >= least else self.answer.as_none()
+
+
+class Loaded(NamedTuple):
+    """A learner, the version of its model, and the same learner without a threshold, as the engine computes it."""
+
+    learner: ContinualLearner
+    version: str
+    answering: ContinualLearner
+    agreement: Agreement | None = None  # of the engine with PyTorch; None: it is PyTorch
 
 
 class ServedModel:
@@ -37,14 +54,22 @@ class ServedModel:
     Everything the server writes lies in the directory `work` inside the model's own. A lock keeps a second server and
     commands that change the model away; the process that learns inherits it, so that after a crash a new server waits
     until that one has ended too. `waiting` is called when somebody else holds the lock.
+
+    A model that was changed is answered from by PyTorch until `accelerate` has made the engine ready for it.
     """
 
-    def __init__(self, path: Path, device: str = "auto", waiting: Callable[[str], None] = lambda text: None) -> None:
-        self.path, self.device = path, device
+    def __init__(
+        self,
+        path: Path,
+        device: str = "auto",
+        waiting: Callable[[str], None] = lambda text: None,
+        engine: Engine = TORCH,
+    ) -> None:
+        self.path, self.device, self.engine = path, "cpu" if engine.name == "onnx" else device, engine
         self.work = path / ".serve"
         self.switches = 0
         # On a CPU, cores that each compute a part of a batch beat cores that share every operation of all of it.
-        self._cores = torch.get_num_threads() if device == "cpu" or not torch.cuda.is_available() else 1
+        self._cores = torch.get_num_threads() if self.device == "cpu" or not torch.cuda.is_available() else 1
         self._pool = ThreadPoolExecutor(self._cores, thread_name_prefix="part of a batch")
         if not saved.is_model(path):
             ContinualLearner.load(path)  # it says what is wrong; nothing is written into a folder that is no model
@@ -58,12 +83,17 @@ class ServedModel:
     @property
     def learner(self) -> ContinualLearner:
         """The learner that answers now."""
-        return self._loaded[0]
+        return self._loaded.learner
 
     @property
     def version(self) -> str:
         """A short name for exactly this state of the model."""
-        return self._loaded[1]
+        return self._loaded.version
+
+    @property
+    def agreement(self) -> Agreement | None:
+        """How the engine answers beside PyTorch; None while PyTorch itself answers."""
+        return self._loaded.agreement
 
     @property
     def held_files(self) -> tuple[int, ...]:
@@ -72,31 +102,50 @@ class ServedModel:
 
     def answers(self, pixels: np.ndarray, top_k: Sequence[int]) -> list[Versioned]:
         """Return the answers for pictures, (pictures, side, side, 3) uint8, each with its own number of classes."""
-        learner, version = self._loaded
+        loaded = self._loaded
         pieces = np.array_split(pixels, min(self._cores, len(pixels)))
         threads = self._cores // len(pieces)
 
         def answer(piece: np.ndarray) -> list[Answer]:
             torch.set_num_threads(threads)  # of this thread alone; by default all cores share one image
-            return learner.predict_pixels(piece, max(top_k))
+            return loaded.answering.predict_pixels(piece, max(top_k))
 
         found = answer(pixels) if len(pieces) == 1 else itertools.chain(*self._pool.map(answer, pieces))
-        return [Versioned(_shortened(answer, k), version) for answer, k in zip(found, top_k, strict=True)]
+        told = (loaded.version, loaded.learner.threshold)
+        return [Versioned(_shortened(answer, k), *told) for answer, k in zip(found, top_k, strict=True)]
 
     def reload(self) -> None:
         """Replace the learner by what is saved, in one step; keep the old one if that cannot be loaded."""
         self._loaded = self._load()
         self.switches += 1
 
-    def forget(self, what: int | str, kind: Kind) -> str:
-        """Forget a task or class, save that, then answer without it; return its name."""
+    def accelerate(self) -> Agreement | None:
+        """Make the engine ready for the model that answers now, unless that is replaced meanwhile."""
+        loaded = self._loaded
+        if self.engine.name == "torch" or not loaded.learner.classes or loaded.agreement:
+            return None
+        answering, agreement = faster(loaded.answering, self.engine, self.work)
+        if self._loaded is not loaded:
+            return None
+        self._loaded = loaded._replace(answering=answering, agreement=agreement)
+        return agreement
+
+    def change(self, work: Callable[[ContinualLearner], Changed]) -> Changed:
+        """Let `work` change the saved model, save that, then answer with it; return what `work` returns."""
         learner = ContinualLearner.load(self.path, self.device)
-        gone = learner.forget(what, kind)
         try:
+            found = work(learner)
             learner.save(self.path, held=True)
         finally:
             self.reload()  # also where saving failed, perhaps after the new model had taken the old one's place
-        return gone if isinstance(gone, str) else gone.name
+        return found
+
+    def rollback(self, number: int | None) -> None:
+        """Answer with an earlier version of the model; None: the one before."""
+        try:
+            versions.rollback(self.path, number, held=True, device=self.device)
+        finally:
+            self.reload()
 
     def close(self) -> None:
         """Give the lock back."""
@@ -112,17 +161,29 @@ class ServedModel:
         waiting(f"{self.path} is being served or changed; waiting up to {LOCK_SECONDS:.0f} s for that to end")
         return self._held.enter_context(saved.held(self.path, LOCK_SECONDS))
 
-    def _load(self) -> tuple[ContinualLearner, str]:
+    def _load(self) -> Loaded:
         learner = ContinualLearner.load(self.path, self.device)
-        return learner, digest(read_json(self.path / "model.json"))[:12]
+        answering = copy.copy(learner)
+        answering.threshold = None
+        return Loaded(learner, digest(read_json(self.path / "model.json"))[:12], answering)
 
 
 def _shortened(answer: Answer, count: int) -> Answer:
     return replace(answer, top=answer.top[:count])
 
 
+def _levels(learner: ContinualLearner) -> list[dict[str, Any]]:
+    """Return what thresholds would do, as far as lessons tell it."""
+    try:
+        return copy.copy(learner).calibrate().to_dict()["levels"]
+    except DualPromptError:  # nothing was learned, or held out
+        return []
+
+
 def describe(model: ServedModel) -> dict[str, Any]:
     """Return what clients may know of the model."""
-    found = model.learner.info()
+    found: dict[str, Any] = model.learner.info()
     names = {key: found[key]["name"] for key in ("backbone", "method")}
-    return found | names | {"details": found, "version": __version__, "model_version": model.version}
+    engine = model.engine.to_dict() | {"agreement": model.agreement.to_dict() if model.agreement else None}
+    told = {"levels": _levels(model.learner), "engine": engine, "version": __version__, "model_version": model.version}
+    return found | names | {"details": found} | told

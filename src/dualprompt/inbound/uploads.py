@@ -10,20 +10,22 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
+from pydantic import BaseModel, ValidationError
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import ClientDisconnect, Request
 
-from dualprompt.serve.limits import Limits, Refusal
-from dualprompt.serve.pictures import short
+from dualprompt.inbound.limits import Limits, Refusal
+from dualprompt.inbound.pictures import short
 
 FIELD_BYTES = 10_000
 PART_HEADERS, HEADER_BYTES = 16, 8 * 1024
 DRAINED_BYTES = 32 * 1024 * 1024
 PIECE_BYTES = 16 * 1024  # parsed at a time, between which others have their turn: it may begin hundreds of parts
 
+Wanted = TypeVar("Wanted", bound=BaseModel)
 Sink = Callable[[str, str], Path | None]  # (field, file name) → the file to write, or None for memory; may refuse
 
 
@@ -65,8 +67,9 @@ async def read(
 ) -> list[Part]:
     """Return the parts of a multipart request that keeps to what is allowed.
 
-    `fields` names the parts that may come without a file. `count` receives how many bytes arrived, each time, and may
-    refuse. On a refusal the rest of a not too long request is read and dropped, so that its sender sees the answer.
+    `fields` names the parts that may come without a file; where none may, the body may also be one image. `count`
+    receives how many bytes arrived, each time, and may refuse. On a refusal the rest of a not too long request is read
+    and dropped, so that its sender sees the answer.
     """
     stream = request.stream()
     try:
@@ -80,6 +83,28 @@ async def read(
         if refusal.status != 408:  # who is slow has had its time
             await _drain(stream)
         raise
+
+
+async def read_json(request: Request, limits: Limits, kind: type[Wanted]) -> Wanted:
+    """Return what a JSON request says, which must be of a kind."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise Refusal(415, "send application/json")
+    content = bytearray()
+    try:
+        async with asyncio.timeout(limits.predict_body_seconds):
+            async for chunk in _flowing(request.stream(), limits):
+                content += chunk
+                if len(content) > limits.json_bytes:
+                    raise Refusal(413, f"the request has more than {limits.json_bytes} bytes")
+        return kind.model_validate_json(bytes(content))
+    except TimeoutError:
+        raise Refusal(408, f"the request took longer than {limits.predict_body_seconds:.0f} s to arrive") from None
+    except ClientDisconnect:
+        raise Refusal(400, "the request ended early") from None
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise Refusal(422, f"{where}: {first['msg']}" if where else str(first["msg"])) from None
 
 
 async def _flowing(stream: AsyncIterator[bytes], limits: Limits) -> AsyncIterator[bytes]:
@@ -103,6 +128,25 @@ async def _flowing(stream: AsyncIterator[bytes], limits: Limits) -> AsyncIterato
         yield chunk
 
 
+async def _whole(
+    stream: AsyncIterator[bytes], limits: Limits, most: int, sink: Sink, count: Callable[[int], None] | None
+) -> list[Part]:
+    """Return the one image that is a request's body."""
+    sink("images", "")
+    part = Part("images", "", bytearray(), None)
+    async for chunk in stream:
+        part.size += len(chunk)
+        if part.size > min(most, limits.image_bytes):
+            raise Refusal(413, f"the image has more than {min(most, limits.image_bytes)} bytes")
+        if count:
+            count(len(chunk))
+        assert isinstance(part.content, bytearray)
+        part.content += chunk
+    if not part.size:
+        raise Refusal(422, "the request has no body; send an image")
+    return [part]
+
+
 async def _parse(
     request: Request,
     stream: AsyncIterator[bytes],
@@ -113,11 +157,14 @@ async def _parse(
     count: Callable[[int], None] | None,
 ) -> list[Part]:
     kind, options = parse_options_header(request.headers.get("content-type"))
-    if kind != b"multipart/form-data" or not options.get(b"boundary"):
-        raise Refusal(415, "send multipart/form-data")
+    alone = kind.startswith(b"image/") and not fields
+    if not alone and (kind != b"multipart/form-data" or not options.get(b"boundary")):
+        raise Refusal(415, "send multipart/form-data" + ("" if fields else ", or one image with its own type, image/*"))
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length) > most:
         raise Refusal(413, f"the request has {length} bytes; at most {most} are taken")
+    if alone:
+        return await _whole(stream, limits, most, sink, count)
     assembler = _Assembler(limits, fields, sink)
     try:
         parser = MultipartParser(options[b"boundary"], assembler.callbacks())

@@ -21,10 +21,10 @@ from typing import TypeVar
 import numpy as np
 from PIL import Image
 
+from dualprompt.inbound.limits import Limits, Refusal, unavailable
+from dualprompt.inbound.pictures import extent, is_jpeg, open_picture, short
 from dualprompt.learner import ContinualLearner
 from dualprompt.model.images import reduce_jpeg
-from dualprompt.serve.limits import Limits, Refusal, unavailable
-from dualprompt.serve.pictures import extent, is_jpeg, open_picture, short
 
 SMALL_AT_ONCE = 2
 JPEG_BYTES = 8192  # read at a time: some ask for minutes of work in 64 KiB, and are stopped only in between
