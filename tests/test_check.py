@@ -25,7 +25,18 @@ from dualprompt.model.check import check
 from dualprompt.model.images import pixels_of
 from sandbox import COMMAND, Outcome, World, call, contents
 
-FLAGS = ("--device", "cpu", "--epochs", 1, "--method.g_layers", "[1]", "--method.e_layers", "[2,3]")
+FLAGS = (
+    "--method",
+    "dualprompt",
+    "--device",
+    "cpu",
+    "--epochs",
+    1,
+    "--method.g_layers",
+    "[1]",
+    "--method.e_layers",
+    "[2,3]",
+)
 
 
 def picture(seed: int, side: int = 48) -> Image.Image:

@@ -150,7 +150,7 @@ def test_names_of_all_kinds(saved: Path, inbox: Path, tmp_path: Path) -> None:
 
 def test_a_label_cannot_lead_elsewhere(world: World, inbox: Path, tmp_path: Path) -> None:
     options = {"g_layers": [1], "e_layers": [2, 3]}
-    learner = ContinualLearner(str(world.weights), options=options, device="cpu")
+    learner = ContinualLearner(str(world.weights), "dualprompt", options=options, device="cpu")
     learner.learn({"../../up": pictures(world, "ash"), "/tmp": pictures(world, "birch")}, epochs=1)
     model = learner.save(tmp_path / "model")
     out = tmp_path / "a" / "b" / "out"
