@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import os
+import pty
+import select
 import shutil
+import subprocess
 import zlib
 from pathlib import Path
 
@@ -18,7 +23,7 @@ from dualprompt.errors import DualPromptError
 from dualprompt.learner import ContinualLearner
 from dualprompt.model.check import check
 from dualprompt.model.images import pixels_of
-from sandbox import Outcome, World, call, contents
+from sandbox import COMMAND, Outcome, World, call, contents
 
 FLAGS = ("--device", "cpu", "--epochs", 1, "--method.g_layers", "[1]", "--method.e_layers", "[2,3]")
 
@@ -102,6 +107,27 @@ def test_months_of_classes_are_asked_about_not_learned(world: World, tmp_path: P
     assert ContinualLearner.load(tmp_path / "model").classes == ("february", "january")
     with pytest.raises(DualPromptError, match="one level too high"):
         ContinualLearner.load(tmp_path / "model").learn(year)
+
+
+@pytest.mark.parametrize(("answer", "code"), [(b"y\n", 0), (b"\n", 2)])
+def test_on_a_terminal_it_asks(world: World, tmp_path: Path, answer: bytes, code: int) -> None:
+    fill(tmp_path / "year" / "january", cat=3, dog=3)
+    fill(tmp_path / "year" / "february", start=6, fox=3, owl=3)
+    words = ("learn", tmp_path / "model", tmp_path / "year", "--backbone", world.weights, *FLAGS)
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen([COMMAND, *map(str, words)], stdin=theirs, stderr=theirs, stdout=subprocess.DEVNULL)
+    os.close(theirs)
+    shown = b""
+    while b"[y/N]" not in shown:
+        assert select.select([ours], [], [], 60)[0], shown
+        shown += os.read(ours, 1000)
+    os.write(ours, answer)
+    with contextlib.suppress(OSError):  # which is how a terminal ends
+        while os.read(ours, 1000):
+            pass
+    assert process.wait(60) == code
+    assert b"one level too high" in shown
+    assert (tmp_path / "model").exists() == (code == 0)
 
 
 def test_a_folder_around_the_classes(world: World, tmp_path: Path) -> None:

@@ -474,3 +474,29 @@ def test_tasks_of_one_class_can_be_learned_unmasked_and_the_baseline_follows(wor
     assert call("run", world.preset, "--out", tmp_path / "run", *options).code == 0
     manifest = json.loads((tmp_path / "run" / "baseline" / "manifest.json").read_text())
     assert manifest["config"]["method"] == {"name": "frozen-head", "training_logits": "unmasked"}
+
+
+def test_runs_are_listed_with_what_they_came_to(world: World, tmp_path: Path) -> None:
+    small = ["--train.epochs", "1", "--methods", "simple-cil,frozen-head"]
+    assert call("run", world.preset, *small, "--seeds", "2", "--out", tmp_path / "runs" / "two").code == 0
+    assert call("run", world.preset, "--method", "lda", "--no-baseline", "--out", tmp_path / "runs" / "one").code == 0
+    (tmp_path / "runs" / "notes").mkdir()
+    (tmp_path / "runs" / "broken").mkdir()
+    (tmp_path / "runs" / "broken" / "manifest.json").write_text("{")
+    listed = {entry["name"]: entry for entry in call("list", "runs", tmp_path / "runs", "--json").json}
+    assert listed.keys() == {"one", "two", "broken"}
+    assert listed["two"]["methods"] == ["simple-cil", "frozen-head"]
+    assert (listed["two"]["seeds"], listed["two"]["finished"]) == (2, "4 of 4")
+    shown = call("show", tmp_path / "runs" / "one", "--json").json
+    found = shown["results"][0] if "results" in shown else shown
+    assert listed["one"]["A (%)"] == f"{found['average_accuracy']:.2f}"
+    assert "manifest.json" in listed["broken"]["finished"]
+    assert call("list", "runs", tmp_path / "none").error.endswith("dualprompt list runs FOLDER")
+    assert "takes no folder" in call("list", "methods", tmp_path).error
+
+
+def test_layers_may_be_a_range(world: World, tmp_path: Path) -> None:
+    asked = ("run", world.preset, "--no-baseline", "--train.epochs", "1", "--method.g_layers", "1")
+    assert call(*asked, "--method.e_layers", "2-3", "--out", tmp_path / "run").code == 0
+    assert json.loads((tmp_path / "run" / "manifest.json").read_text())["config"]["method"]["e_layers"] == [2, 3]
+    assert "run backwards: write 2-3" in call(*asked, "--method.e_layers", "3-2", "--out", tmp_path / "other").error

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -20,11 +20,12 @@ from dualprompt.errors import DualPromptError, InterruptedRunError
 from dualprompt.learner import ContinualLearner
 from dualprompt.methods import leave_one_out as loo
 from dualprompt.methods.contract import Batch
+from dualprompt.methods.dualprompt_lda import DualPromptLDA
 from dualprompt.methods.statistics import shrunk, within_class
 from dualprompt.metrics import wilson
 from dualprompt.model.outcomes import Outcome, confusion, renamed, without
 from dualprompt.progress import Advanced, Event, Progress
-from sandbox import World, call
+from sandbox import World, call, write_weights
 
 ALL = ("ash", "birch", "cedar", "elm", "fir", "hazel")
 OPTIONS = {"e_layers": [2, 3], "e_length": 3, "train.batch_size": 4, "train.epochs": 2}
@@ -161,7 +162,7 @@ def test_lessons_in_any_order_and_more_images_are_one_sum(world: World) -> None:
     parts.learn({label: first[label] for label in ("birch", "cedar", "elm")})
     parts.more({label: images[3:] for label, images in lesson(world, *ALL).items()})
     assert sum(task.images for task in parts.tasks) == sum(map(len, lesson(world, *ALL).values()))
-    one, other = (learner._model.method.discriminant for learner in (whole, parts))  # pyright: ignore
+    one, other = (cast(DualPromptLDA, learner._model.method).discriminant for learner in (whole, parts))
     torch.testing.assert_close(one.scatter, other.scatter, rtol=1e-3, atol=1e-3)
     means = dict(zip(parts.classes, torch.cat(list(other.means)), strict=True))
     torch.testing.assert_close(torch.cat(list(one.means)), torch.stack([means[label] for label in whole.classes]))
@@ -259,8 +260,9 @@ def test_prompts_always_never_and_why(world: World) -> None:
 def test_prompts_share_out_what_their_task_has(world: World, tmp_path: Path) -> None:
     """How likely a task is stays what frozen features say; its prompts tell its own classes apart."""
     never, always = empty(world), empty(world)
-    for learner, prompts in ((never, "never"), (always, "always")):
-        learner.learn(lesson(world, "ash", "birch", "cedar"), prompts=prompts)
+    never.learn(lesson(world, "ash", "birch", "cedar"), prompts="never")
+    always.learn(lesson(world, "ash", "birch", "cedar"), prompts="always")
+    for learner in (never, always):
         learner.learn(lesson(world, "elm", "fir"), prompts="never")
     pixels = torch.from_numpy(np.stack([always.pixels(path) for path in sorted(world.images.glob("test/*/*"))]))
     always = ContinualLearner.load(always.save(tmp_path / "model"))
@@ -350,7 +352,7 @@ class Interrupting(Progress):
     """Sends Ctrl-C when the first batch of a pass is done."""
 
     def receive(self, event: Event) -> None:
-        if isinstance(event, Advanced) and event.work.kind == "features" and event.done < event.work.total:
+        if isinstance(event, Advanced) and event.work.kind == "features" and event.done < (event.work.total or 0):
             signal.raise_signal(signal.SIGINT)
 
 
@@ -370,3 +372,22 @@ def test_a_model_of_before_still_loads() -> None:
         assert task.interval is None or task.interval[0] <= (task.accuracy or 0) <= task.interval[1]
     assert learner.info()["threshold_by"] == "user"
     assert replace(learner.tasks[0]).prompts is None
+
+
+def test_backbones_are_compared_and_nothing_is_learned(world: World, tmp_path: Path) -> None:
+    write_weights(tmp_path / "other.safetensors", seed=8)
+    both = f"{world.weights},{tmp_path / 'other.safetensors'}"
+    arguments = ("learn", tmp_path / "model", world.images / "train", "--compare-backbones", both, "--device", "cpu")
+    found = call(*arguments, "--json").json["backbones"]
+    assert {each["backbone"] for each in found} == set(both.split(","))
+    assert found[0]["accuracy"] >= found[1]["accuracy"]
+    learner = empty(world)
+    task = learner.learn(world.images / "train", prompts="never")
+    mine = next(each for each in found if each["backbone"] == str(world.weights))
+    assert (mine["held"], mine["correct"]) == (39, task.correct)
+    assert mine["parameters"] == learner.info()["backbone"]["parameters"]
+    assert mine["images_per_second"] > 0
+    assert not (tmp_path / "model").exists()
+    assert not list(tmp_path.glob(".*"))
+    assert "nothing was learned" in call(*arguments).out
+    assert "is named twice" in call(*arguments[:4], f"{world.weights},{world.weights}").error

@@ -547,9 +547,25 @@ def test_two_commands_do_not_make_one_model(world: World, folders: dict[str, Pat
     work.mkdir()
     with saved.held(work):
         made = call("learn", tmp_path / "model", folders["spring"], "--backbone", world.weights, *FLAGS)
-    assert "changed by another command" in made.error
+    assert f"{tmp_path / 'model'} is being learned by another command" in made.error
+    assert ".learning" not in made.error
     assert call("learn", tmp_path / "model", folders["spring"], "--backbone", world.weights, *FLAGS).code == 0
     assert not work.exists()
+
+
+def test_a_refused_lesson_leaves_nothing(world: World, folders: dict[str, Path], kept: Path, tmp_path: Path) -> None:
+    model, new = Path(shutil.copytree(kept, tmp_path / "model")), tmp_path / "deep" / "new"
+    new.parent.mkdir()
+    (model / ".lock").touch()
+    before = contents(tmp_path)
+    assert "does not exist" in call("learn", new, tmp_path / "nowhere", "--backbone", world.weights, *FLAGS).error
+    assert "is known already" in call("learn", model, folders["spring"]).error
+    assert (
+        "gone.safetensors does not exist"
+        in call("learn", new, folders["spring"], "--backbone", tmp_path / "gone.safetensors").error
+    )
+    assert contents(tmp_path) == before
+    assert not list(new.parent.iterdir())
 
 
 def test_nothing_of_the_images_stays(world: World, folders: dict[str, Path], tmp_path: Path) -> None:

@@ -60,6 +60,8 @@ def study(name: str, world: World, root: Path, *options: object) -> tuple[Any, P
     assert folder.name.startswith(f"study-{name}-tiny")
     assert json.loads((folder / "study.json").read_text()) == done.json
     check_rows(done.json, folder)
+    shown = call("show", folder, "--json").json
+    assert (shown["finding"], shown["tables"]) == (done.json["finding"], done.json["tables"])
     return done.json, folder
 
 

@@ -232,6 +232,14 @@ def test_refusals_are_one_line(saved: Path, inbox: Path, tmp_path: Path) -> None
         assert f"{state} is damaged ('pending.0.path'" in refused(saved, inbox, "--to", table)
 
 
+def test_a_watched_folder_that_goes_ends_the_watch(saved: Path, inbox: Path, tmp_path: Path) -> None:
+    with Watch(saved, inbox, tmp_path / "out.csv").opened("cpu") as watch:
+        watch.look()
+        shutil.rmtree(inbox)
+        with pytest.raises(DualPromptError, match="has gone; the watch ends"):
+            watch.look()
+
+
 def test_the_model_is_read_again_when_it_changes(world: World, model: Path, inbox: Path, tmp_path: Path) -> None:
     with Watch(model, inbox, tmp_path / "out.csv").opened("cpu") as watch:
         watch.look()

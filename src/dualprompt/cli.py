@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dualprompt import __version__
-from dualprompt.commands import change, check, look, models, runs, ship, studies, tables, watch
+from dualprompt.commands import change, check, look, models, predict, runs, ship, studies, tables, watch
 from dualprompt.commands.common import Commands, Parser
 from dualprompt.errors import DualPromptError, InterruptedRunError, LostProcessError, nearest, one_line
 from dualprompt.progress import speaks
@@ -172,7 +172,7 @@ def build_parser() -> tuple[Parser, Commands]:
     )
     parser.add_argument("--version", action="version", version=f"dualprompt {__version__}")
     commands = Commands(parser)
-    for module in (runs, tables, studies, look, check, models, change, watch, ship):
+    for module in (runs, tables, studies, look, check, models, predict, change, watch, ship):
         module.add(commands)
     return parser, commands
 

@@ -250,10 +250,10 @@ def _layers(preset: str, recipe: str | None, overrides: dict[str, Any]) -> list[
         above = merge({"train": {"recipe": f"{chosen}, changed"}}, above)
     common = {key: value for key, value in values.items() if key not in ("method", "methods")}
     method = _method(preset, values, above)
-    layers = [("preset" if chosen is None else "recipe", common), ("method", _as_layer(own_defaults(method["name"])))]
+    layers = [("preset" if chosen is None else "recipe", common), ("method", as_layer(own_defaults(method["name"])))]
     if values.get("method", {}).get("name") == method["name"]:
         layers.reverse()
-    return [*layers, ("preset", _as_layer(method)), ("command line", above)]
+    return [*layers, ("preset", as_layer(method)), ("command line", above)]
 
 
 def own_defaults(method: str) -> dict[str, Any]:
@@ -261,7 +261,7 @@ def own_defaults(method: str) -> dict[str, Any]:
     return dict(METHODS[method].defaults) if method in METHODS else {}
 
 
-def _as_layer(method: dict[str, Any]) -> dict[str, Any]:
+def as_layer(method: dict[str, Any]) -> dict[str, Any]:
     """Return what is said of a method, training values among its options, as part of a config."""
     options = {key: value for key, value in method.items() if key != "train"}
     return {"method": options} | ({"train": method["train"]} if "train" in method else {})

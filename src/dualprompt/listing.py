@@ -1,12 +1,15 @@
-"""What `dualprompt list` shows: methods, benchmarks, backbones and presets, as rows of plain values."""
+"""What `dualprompt list` shows: methods, benchmarks, backbones, presets and runs, as rows of plain values."""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from dualprompt.config import load_preset, preset_names
+from dualprompt.errors import DualPromptError
 
 Entry = dict[str, Any]
 
@@ -68,6 +71,45 @@ def presets() -> list[Entry]:
             }
         )
     return rows
+
+
+def runs(folder: Path) -> list[Entry]:
+    """Return the runs, groups of runs and studies in a folder, the newest first."""
+    if not folder.is_dir():
+        raise DualPromptError(f"{folder} is not a folder; say where the runs lie: dualprompt list runs FOLDER")
+    found = [entry for each in sorted(folder.iterdir()) if each.is_dir() and (entry := _run(each))]
+    if not found:
+        raise DualPromptError(f"{folder} holds no runs; `dualprompt run mini` makes one")
+    return sorted(found, key=lambda entry: entry["started"], reverse=True)
+
+
+def _run(folder: Path) -> Entry | None:
+    """Return what is known of a run or a group of runs; None for any other folder."""
+    from dualprompt.training import group
+
+    if not group.is_run(folder):
+        return None
+    entry: Entry = {"name": folder.name, "started": "", "benchmark": "", "methods": [], "seeds": 0}
+    entry |= {"finished": "", "A (%)": ""}
+    try:
+        members = [(member, member.run(folder)) for member in group.members_of(folder)]
+        results = [(member.name, run.result()) for member, run in members if run.finished]
+        begun = [run.manifest()["started"] for _, run in members if run.manifest_path.is_file()]
+    except DualPromptError as error:  # one that cannot be read stands beside the others
+        return entry | {"finished": str(error)}
+    names = list(dict.fromkeys(member.name for member, _ in members))
+    means = {
+        name: statistics.fmean(result["average_accuracy"] for other, result in results if other == name)
+        for name in dict.fromkeys(name for name, _ in results)
+    }
+    return entry | {
+        "started": min(begun, default=""),
+        "benchmark": members[0][0].config.benchmark.name,
+        "methods": names,
+        "seeds": len({member.config.seed for member, _ in members}),
+        "finished": f"{len(results)} of {len(members)}",
+        "A (%)": ", ".join(f"{mean:.2f}" for mean in means.values()),
+    }
 
 
 LISTS: dict[str, Callable[[], list[Entry]]] = {

@@ -8,7 +8,8 @@ from __future__ import annotations
 import importlib
 import logging
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
 from typing import Generic, TypeVar, cast
 
@@ -47,6 +48,19 @@ class Registry(Generic[T]):
             return thing
 
         return file
+
+    @contextmanager
+    def with_more(self, things: Mapping[str, T]) -> Iterator[None]:
+        """Know these things too, for a while; none may have the name of another."""
+        self._discover()
+        if taken := [name for name in things if name in self._things]:
+            raise DualPromptError(f"there is a {self.kind} '{taken[0]}' already; give yours another name")
+        self._things |= things
+        try:
+            yield
+        finally:
+            for name in things:
+                del self._things[name]
 
     def names(self) -> list[str]:
         """Return every known name, sorted."""

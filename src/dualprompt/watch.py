@@ -135,7 +135,10 @@ class Watch:
     def look(self, known: Watched | None = None) -> Watched:
         """Label all pictures that are new and wholly written; `known` is what earlier looks did."""
         found = known or Watched()
-        present = self._present()
+        try:
+            present = self._present()
+        except FileNotFoundError:  # a folder has gone while it was looked through: the next look sees what is left
+            return replace(found, waiting=0)
         new = {path: mark for path, mark in present.items() if self._state.seen.get(_kept(path)) != mark}
         ready = [path for path, mark in new.items() if self._settled(path, mark)]
         here = set(map(_kept, present))
@@ -150,6 +153,10 @@ class Watch:
     def _present(self) -> dict[str, str]:
         try:
             paths = images_in(self.folder)
+        except FileNotFoundError:
+            if self.folder.is_dir():
+                raise
+            raise DualPromptError(f"{self.folder} has gone; the watch ends") from None
         except OSError as error:
             raise DualPromptError(f"{error.filename or self.folder} cannot be read ({error.strerror})") from None
         if len(paths) > MOST:
@@ -295,8 +302,8 @@ def _row(path: str, answer: Answer | None, problem: str) -> list[str]:
     path = path.encode("utf-8", "backslashreplace").decode()
     if answer is None:
         return [now, path, "", "", "", "", "", problem]
-    unsure = answer.label is None or answer.probability < UNSURE
-    sure = "" if answer.label is None else f"{answer.probability:.6f}"
+    unsure = answer.label is None or answer.top[0].probability < UNSURE
+    sure = "" if answer.label is None else f"{answer.top[0].probability:.6f}"
     return [now, path, answer.label or "", sure, answer.task or "", f"{answer.similarity:.6f}", f"{int(unsure)}", ""]
 
 

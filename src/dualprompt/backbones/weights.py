@@ -323,6 +323,16 @@ def _download(repository: str, revision: str | None, progress: Progress) -> Path
         ) from error
 
 
+def is_cached(repository: str) -> bool:
+    """Return whether a hub repository lies complete in the hub's cache."""
+    from huggingface_hub import errors
+
+    try:
+        return from_folder(_fetch(repository, None, cached_only=True)).mean is not None
+    except (DualPromptError, OSError, errors.EntryNotFoundError, errors.HFValidationError):
+        return False
+
+
 def _fetch(repository: str, revision: str | None, *, cached_only: bool) -> Path:
     from huggingface_hub import errors, hf_hub_download
 

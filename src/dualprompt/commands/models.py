@@ -1,23 +1,23 @@
-"""`learn`, `predict`, `evaluate`, `calibrate`, `info`: a model taught from one's own folders."""
+"""`learn`, `evaluate`, `calibrate`, `info`: a model taught from one's own folders."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dualprompt.commands.check import asked_nested
 from dualprompt.commands.common import DEVICE, Commands, Do, Parser, add_shards, emit, shards
+from dualprompt.commands.compare import do_compare
 from dualprompt.errors import DualPromptError, InterruptedRunError
 from dualprompt.progress import counted
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from dualprompt.learner import Answer, ContinualLearner, TaskInfo
+    from dualprompt.learner import ContinualLearner, TaskInfo
 
 LEARN = """\
 One pass over the images gives a model in closed form; each image is judged by a model made of all others, which gives
@@ -28,20 +28,12 @@ Interrupted learning goes on when the same command is given again; until it is c
 examples:
   dualprompt learn my-model photos/january
   dualprompt learn my-model photos/march --prompts always --minutes 30
+  dualprompt learn my-model photos/january --compare-backbones embedded,dinov2-s14
   dualprompt learn my-model photos/february --name "February" --epochs 10
   dualprompt learn other-model photos/january --backbone dinov2-s14 --method.e_length 10 --train.lr 0.002
 """
 
-PREDICT = """\
-Images that cannot be read do not keep the others from being answered: they are named on stderr, and the command then
-ends with exit code 2.
-
-examples:
-  dualprompt predict my-model picture.jpg
-  dualprompt predict my-model inbox/ --csv > answers.csv
-  dualprompt predict my-model a.jpg b.png --top-k 3 --json
-"""
-
+COMPARE = "learn nothing: size, speed and accuracy of backbones on this folder (default: those that are at hand)"
 PROMPTS = "train prompts where they win on held-out images (auto, the default), always, or never"
 
 CALIBRATE = """\
@@ -71,17 +63,13 @@ def add(commands: Commands) -> None:
     learn.add_argument("--skip-bad", action="store_true", help="leave out images that cannot be read, and say which")
     learn.add_argument("--nested", action="store_true", help="its folders are the classes, though they hold folders")
     learn.add_argument("--backbone", help="of a new model: embedded, a known name, a hub id, or a weights file")
+    learn.add_argument("--compare-backbones", nargs="?", const="", metavar="A,B", help=COMPARE)
     learn.add_argument("--prompts", choices=("auto", "always", "never"), default="auto", help=PROMPTS)
     learn.add_argument("--minutes", type=float, help="that training prompts may take (default: 2 for auto)")
     add_shards(learn)
     learn.add_argument("--method", help="of a new model: see `dualprompt list methods` (default: dualprompt-lda)")
     learn.add_argument("--input-size", type=int, help="of a new model: pixels a side (default: the checkpoint's)")
     learn.add_argument("--seed", type=int, help="of a new model (default: 0)")
-
-    predict = with_model("predict", do_predict, "say what images show", PREDICT)
-    predict.add_argument("images", nargs="+", help="files, or folders of them")
-    predict.add_argument("--top-k", type=int, default=5, help="how many classes each answer has (default: %(default)s)")
-    predict.add_argument("--csv", action="store_true", help="print one line an image, with commas")
 
     evaluate = with_model("evaluate", do_evaluate, "evaluate a model on a folder of class folders")
     evaluate.add_argument("folder", type=Path, help="holds one folder of images for each class")
@@ -121,15 +109,15 @@ def changed(options: argparse.Namespace) -> Iterator[ContinualLearner]:
 
 def do_learn(options: argparse.Namespace) -> None:
     """Teach a model."""
-    import shutil
-
     from dualprompt.console import Terminal
-    from dualprompt.files import disk_errors
     from dualprompt.learner import ContinualLearner
-    from dualprompt.model.saved import held, is_model, refuse_other
+    from dualprompt.model.saved import is_model, refuse_other
+    from dualprompt.model.workplace import workplace
 
-    made_of = {"backbone": options.backbone, "method": options.method}
-    made_of |= {"input_size": options.input_size, "seed": options.seed}
+    if options.compare_backbones is not None:
+        do_compare(options)
+        return
+    made_of = {key: getattr(options, key) for key in ("backbone", "method", "input_size", "seed")}
     given = {key: value for key, value in made_of.items() if value is not None}
     if options.overrides:
         given["options"] = {key.removeprefix("method."): value for key, value in options.overrides.items()}
@@ -138,13 +126,8 @@ def do_learn(options: argparse.Namespace) -> None:
     if exists and given:
         option = next(iter({key: None for key in given if key != "options"} | options.overrides)).replace("_", "-")
         raise DualPromptError(f"{options.model} exists: --{option} is for a new model; leave it out, or name another")
-    work = options.model.resolve().with_name(f".{options.model.resolve().name}.learning")
-    if work.is_symlink():
-        raise DualPromptError(f"{work} is a link; remove it: what is learned is kept there for a while, then deleted")
-    with disk_errors(work):
-        work.mkdir(parents=True, exist_ok=True)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(held(work))  # of a model that does not exist yet there is nothing else to hold
+    nested = asked_nested(options)  # before there are bars, which would hide the question
+    with workplace(options.model) as work, contextlib.ExitStack() as stack:
         learner = stack.enter_context(changed(options)) if exists else ContinualLearner(device=options.device, **given)
         over = stack.enter_context(shards(options))
         terminal = stack.enter_context(Terminal())
@@ -155,7 +138,7 @@ def do_learn(options: argparse.Namespace) -> None:
                 epochs=options.epochs,
                 again=options.again,
                 skip_bad=options.skip_bad,
-                nested=asked_nested(options),
+                nested=nested,
                 progress=terminal,
                 work=work,
                 prompts=options.prompts,
@@ -164,11 +147,10 @@ def do_learn(options: argparse.Namespace) -> None:
             )
         except InterruptedRunError as error:
             raise InterruptedRunError(f"{error}; the model is as before; give the same command to go on") from None
-    if not exists:
-        if is_model(options.model):
-            raise DualPromptError(f"another command has made {options.model} meanwhile; give this one again")
-        learner.save(options.model)
-    shutil.rmtree(work, ignore_errors=True)
+        if not exists:
+            if is_model(options.model):
+                raise DualPromptError(f"another command has made {options.model} meanwhile; give this one again")
+            learner.save(options.model)
     measured = "" if task.accuracy is None else f"; {accuracy_words(task)}"
     amount = f"{counted(len(task.classes), 'class', 'classes')} from {counted(task.images, 'image')}"
     messages = [f"learned task {task.id} ('{task.name}'): {amount}{measured}"]
@@ -217,69 +199,6 @@ def tasks_table(learner: ContinualLearner) -> Table:
         names = ", ".join(task.classes)
         cells = (f"{task.id}", task.name, names, f"{task.images}", *measured, f"{task.bytes:,} B", task.learned)
         table.add_row(*(Text(cell) for cell in cells))  # Text: names may hold brackets
-    return table
-
-
-def do_predict(options: argparse.Namespace) -> None:
-    """Answer what images show."""
-    from dataclasses import replace
-
-    import numpy as np
-
-    from dualprompt.model.images import listed
-
-    if options.json and options.csv:
-        raise DualPromptError("--json and --csv cannot go together; choose one")
-    learner = open_learner(options)
-    images = listed(options.images)[0]
-    answers, faults = [], []
-    for start in range(0, len(images), 64):
-        good, pixels = [], []
-        for image in images[start : start + 64]:
-            try:
-                pixels.append(learner.pixels(image))
-                good.append(str(image))
-            except DualPromptError as error:
-                faults.append(str(error))
-        if good:
-            found = learner.predict_pixels(np.stack(pixels), options.top_k)
-            answers += [replace(answer, path=path) for answer, path in zip(found, good, strict=True)]
-    if options.csv:
-        write_csv(answers)
-    elif answers or options.json:
-        emit(options, [answer.to_dict() for answer in answers], answers_table(answers))
-    if faults:
-        more = f"; and {len(faults) - 5} more" if len(faults) > 5 else ""
-        raise DualPromptError(f"{len(faults)} of {len(images)} images: {'; '.join(faults[:5])}{more}")
-
-
-def write_csv(answers: Sequence[Answer]) -> None:
-    """Print one line an image."""
-    import csv
-
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    most = max((len(answer.top) for answer in answers), default=0)
-    ranks = [f"{word}_{n + 1}" for n in range(most) for word in ("label", "probability")]
-    writer.writerow(["path", "label", "probability", "task", "similarity", *ranks])
-    for a in answers:
-        top = [cell for score in a.top for cell in (score.label, f"{score.probability:.6f}")]
-        sure = "" if a.probability is None else f"{a.probability:.6f}"
-        writer.writerow([a.path, a.label or "", sure, a.task or "", f"{a.similarity:.6f}", *top])
-
-
-def answers_table(answers: Sequence[Answer]) -> Table:
-    """Return answers for people: what it is, how sure, and what else it could be."""
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table("image", "label", "probability", "task", "similarity", "else")
-    for answer in answers:
-        known = answer.label is not None  # else the best class is only one of those that it could be
-        others = answer.top[1:3] if known else answer.top[:2]
-        label, sure = (answer.label, f"{100 * answer.top[0].probability:.1f} %") if known else ("none of these", "–")
-        cells = (answer.path or "", label or "", sure, answer.task or "–")
-        runners_up = ", ".join(f"{score.label} {100 * score.probability:.0f} %" for score in others)
-        table.add_row(*(Text(cell) for cell in (*cells, f"{answer.similarity:.2f}", runners_up)))
     return table
 
 

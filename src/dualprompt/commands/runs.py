@@ -15,6 +15,7 @@ from dualprompt.commands.common import (
     add_track,
     emit,
     names,
+    sheet_to_width,
     to_width,
     trackers,
 )
@@ -73,8 +74,8 @@ def add(commands: Commands) -> None:
     evaluate.add_argument("--device", help=DEVICE)
     evaluate.add_argument("--selection", help="query, batch_vote, oracle, or several with commas (default: the run's)")
 
-    show = commands.add("show", do_show, "show the tables and pictures of a run")
-    show.add_argument("run", type=Path)
+    show = commands.add("show", do_show, "show the tables and pictures of a run, or of a study")
+    show.add_argument("run", type=Path, help="the folder of a run, a group of runs or a study")
 
 
 def do_run(options: argparse.Namespace) -> None:
@@ -217,7 +218,14 @@ def do_eval(options: argparse.Namespace) -> None:
 
 
 def do_show(options: argparse.Namespace) -> None:
-    """Show a finished run."""
+    """Show a finished run, or a study."""
+    from dualprompt.report import study_files
     from dualprompt.report.run_files import finished_runs
+
+    if study_files.is_study(options.run):
+        study = study_files.read(options.run)
+        value = study.model_dump(mode="json", exclude={"pictures", "photos"})
+        emit(options, value, *map(sheet_to_width, study.tables), study.finding)
+        return
 
     conclude(options, finished_runs(options.run), options.run)

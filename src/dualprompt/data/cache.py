@@ -25,7 +25,7 @@ from pydantic import Field
 from dualprompt.config import Count, Record
 from dualprompt.data.formats import open_image
 from dualprompt.data.images import Images
-from dualprompt.data.sources import ArraySource, FileSource, Split
+from dualprompt.data.sources import ArraySource, FileSource, PictureSource, Split
 from dualprompt.errors import DualPromptError, one_line
 from dualprompt.files import (
     MOST_JSON,
@@ -128,6 +128,8 @@ def decode(
     """
     if isinstance(split.source, ArraySource):
         decoded = _decode_array(split.source, split.labels, store)
+    elif isinstance(split.source, PictureSource):
+        decoded = _decode_pictures(split.source, split.labels, store)
     else:
         folder = (cache or cache_root()) / "images"
         decoded = _decode_files(split.source, split.labels, store, progress, folder)
@@ -178,6 +180,13 @@ def _decode_array(source: ArraySource, labels: np.ndarray, store: Store) -> Deco
         pixels = np.stack(list(shrunk))
     fingerprint = digest({"shape": source.pixels.shape, "pixels": content.hexdigest(), "labels": labels.tolist()})
     return Decoded(Images.from_array(pixels), np.arange(count), (), fingerprint)
+
+
+def _decode_pictures(source: PictureSource, labels: np.ndarray, store: Store) -> Decoded:
+    contents = [hashlib.sha256(f"{each.shape}".encode() + each.tobytes()).hexdigest() for each in source.pixels]
+    shrunk = _in_threads(lambda image: np.array(store.shrink(Image.fromarray(image))), source.pixels)
+    images = Images.concat([Images.from_array(each[None]) for each in shrunk])
+    return Decoded(images, np.arange(len(contents)), (), digest({"contents": contents, "labels": labels.tolist()}))
 
 
 def _decode_files(source: FileSource, labels: np.ndarray, store: Store, progress: Progress, folder: Path) -> Decoded:

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from dualprompt.data.cache import BROKEN, open_rgb
 from dualprompt.data.formats import open_image
-from dualprompt.data.sources import ArraySource, Dataset, Split
+from dualprompt.data.sources import Dataset, FileSource, Split
 from dualprompt.errors import DualPromptError
 from dualprompt.files import atomic
 
@@ -80,9 +80,8 @@ def summary(dataset: Dataset) -> dict[str, Any]:
     sizes: Counter[tuple[int, int]] = Counter()
     unreadable: list[str] = []
     for split in (dataset.train, dataset.test):
-        if isinstance(split.source, ArraySource):
-            count, height, width, _ = split.source.pixels.shape
-            sizes[width, height] += count
+        if not isinstance(split.source, FileSource):
+            sizes.update((image.shape[1], image.shape[0]) for image in split.source.pixels)
             continue
         for path in split.source.paths:
             try:
@@ -141,7 +140,7 @@ def spread(indices: np.ndarray, count: int) -> list[int]:
 
 def _picture(split: Split, index: int, side: int) -> Image.Image:
     """One image, scaled to touch the edges of a square of `side` pixels."""
-    if isinstance(split.source, ArraySource):
+    if not isinstance(split.source, FileSource):
         image = Image.fromarray(split.source.pixels[index])
     else:
         try:

@@ -20,6 +20,13 @@ class ArraySource:
 
 
 @dataclass(frozen=True)
+class PictureSource:
+    """Images in memory that differ in size."""
+
+    pixels: tuple[np.ndarray, ...]  # each (height, width, 3) uint8
+
+
+@dataclass(frozen=True)
 class FileSource:
     """Images that lie in files of their own, still encoded."""
 
@@ -30,7 +37,7 @@ class FileSource:
 class Split:
     """Labelled images: `labels[i]` is the index into the dataset's classes of image i."""
 
-    source: ArraySource | FileSource
+    source: ArraySource | PictureSource | FileSource
     labels: np.ndarray  # (images,) int64
 
     def __len__(self) -> int:

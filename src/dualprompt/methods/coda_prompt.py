@@ -24,7 +24,7 @@ from dualprompt.methods.base import (
 )
 from dualprompt.methods.prompted import Prompted
 from dualprompt.prompts.attach import PrefixAt, pre_t, prompt_shape
-from dualprompt.prompts.bank import check_layers, one_layer
+from dualprompt.prompts.bank import check_layers, layers_of
 
 
 class CodaPromptConfig(MethodConfig):
@@ -39,7 +39,7 @@ class CodaPromptConfig(MethodConfig):
     prefix_at: PrefixAt = Field(default="projected", description="Pre-T after W_K, W_V or before")
     ortho_weight: float = Field(default=0.1, ge=0, description="λ of the orthogonality loss")
 
-    _one_layer = field_validator("layers", mode="before")(one_layer)
+    _layers_of = field_validator("layers", mode="before")(layers_of)
 
 
 @METHODS.register("coda-prompt")

@@ -30,7 +30,7 @@ from dualprompt.methods.prompted import Prompted
 from dualprompt.methods.ridge import Ridge
 from dualprompt.methods.statistics import ClassGaussians, GaussianMatching, KeyMatching, generator_for, realign
 from dualprompt.prompts.attach import LengthCounts, PrefixAt, Prompting
-from dualprompt.prompts.bank import Init, PromptBank, check_layers, match_loss, mean_key, one_layer, paper_count, vote
+from dualprompt.prompts.bank import Init, PromptBank, check_layers, layers_of, match_loss, mean_key, paper_count, vote
 
 
 class DualPromptConfig(MethodConfig):
@@ -64,7 +64,7 @@ class DualPromptConfig(MethodConfig):
     )
     keys_per_task: int = Field(default=5, ge=1, le=1000, description="number of keys of matching: keys")
 
-    _one_layer = field_validator("g_layers", "e_layers", mode="before")(one_layer)
+    _layers_of = field_validator("g_layers", "e_layers", mode="before")(layers_of)
 
     @property
     def learns_one_class(self) -> bool:

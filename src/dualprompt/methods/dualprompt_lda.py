@@ -47,7 +47,7 @@ from dualprompt.methods.ownership import OfTask
 from dualprompt.methods.prompted import Prompted
 from dualprompt.methods.statistics import Discriminant, TensorList, precise, unpacked, within_class
 from dualprompt.prompts.attach import attach, prompt_shape
-from dualprompt.prompts.bank import Init, check_layers, draw, one_layer
+from dualprompt.prompts.bank import Init, check_layers, draw, layers_of
 
 HELD_OUT = 0.2  # of each class, where prompts are tried
 
@@ -66,7 +66,7 @@ class DualPromptLDAConfig(MethodConfig):
     e_length: int = Field(default=20, ge=1, le=LONGEST, description="L_e")
     init: Init = Field(default="uniform", description="prompts from U[0, 0.01), or wide: U(−1, 1)")
 
-    _one_layer = field_validator("e_layers", mode="before")(one_layer)
+    _layers_of = field_validator("e_layers", mode="before")(layers_of)
 
     @property
     def learns_one_class(self) -> bool:

@@ -22,7 +22,7 @@ from dualprompt.methods.heads import GrowingHead
 from dualprompt.methods.prompted import Prompted
 from dualprompt.methods.ridge import Ridge
 from dualprompt.prompts.attach import PrefixAt, Prompting
-from dualprompt.prompts.bank import Init, PromptBank, check_layers, one_layer
+from dualprompt.prompts.bank import Init, PromptBank, check_layers, layers_of
 
 
 class ExpertsConfig(MethodConfig):
@@ -48,7 +48,7 @@ class ExpertsConfig(MethodConfig):
         default=4, ge=1, le=1000, description="the first task trains so many times the recipe's epochs"
     )
 
-    _one_layer = field_validator("g_layers", "e_layers", mode="before")(one_layer)
+    _layers_of = field_validator("g_layers", "e_layers", mode="before")(layers_of)
 
     @property
     def learns_one_class(self) -> bool:

@@ -20,24 +20,29 @@ def text(info: dict[str, Any]) -> str:
         f"{len(info['classes'])} classes in {len(tasks)} tasks, by {info['method']['name']} of dualprompt "
         f"{info['dualprompt']}.",
         "",
-        "| id | task | learned | classes | images | accuracy | kept |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| id | task | learned | classes | images | accuracy | prompts | kept |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for task in tasks:
-        accuracy = "not measured" if task["accuracy"] is None else f"{task['accuracy']:.1f} %"
+        accuracy = "not measured"
+        if task["accuracy"] is not None and task["interval"] is not None:
+            how = "left out" if task["left_one_out"] else "held out"
+            low, high = task["interval"]
+            accuracy = f"{task['accuracy']:.1f} % of {task['held']} {how} ({low:.0f} to {high:.0f})"
+        choice = task["prompts"]
+        prompts = "–" if choice is None else f"{'trained' if choice['used'] else 'none'}: {choice['why']}"
         names = ", ".join(map(_cell, task["classes"]))
+        measured = f"{task['images']} | {accuracy} | {_cell(prompts)}"
         lines.append(
-            f"| {task['id']} | {_cell(task['name'])} | {task['learned']} | {names} | {task['images']} | {accuracy} "
+            f"| {task['id']} | {_cell(task['name'])} | {task['learned']} | {names} | {measured} "
             f"| {task['bytes']:,} bytes |"
         )
-    threshold = info["threshold"]
     lines += [
         "",
-        "Accuracy is that of images held out when the task was learned, among all classes known then.",
+        "Accuracy is that of images held out when the task was learned, or judged each by all others (left out), among "
+        "all classes known then, with its 95 % interval. Not measured: too few images were there, or are left.",
         "",
-        f"“None of these” is answered below a trust of {threshold:.3f}."
-        if threshold is not None
-        else "“None of these” is never answered: no threshold is set.",
+        _threshold(info),
         "",
         "# What it is made of",
         "",
@@ -67,3 +72,16 @@ def _called(backbone: str) -> str:
 
 def _cell(name: str) -> str:
     return name.replace("|", "\\|").replace("\n", " ")
+
+
+def _threshold(info: dict[str, Any]) -> str:
+    """Return when "none of these" is answered, and what that was measured to do."""
+    if info["threshold"] is None:
+        return "“None of these” is never answered: no threshold is set."
+    words = f"“None of these” is answered below a trust of {info['threshold']:.3f}"
+    if (does := info["threshold_does"]) is None:
+        return f"{words}."
+    words += f": {does['accepted']:.1f} % of {does['known']} images of known classes get a class"
+    if does["rejected"] is not None:
+        words += f"; {does['rejected']:.1f} % get none where their own class is not known"
+    return f"{words}."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections import Counter
 from dataclasses import replace
@@ -149,3 +150,9 @@ def _said(trial: Trial | None) -> PromptChoice:
 def _noting(model: Model, choice: PromptChoice) -> Model:
     newest: TaskInfo = replace(model.tasks[-1], prompts=choice)
     return replace(model, tasks=(*model.tasks[:-1], newest))
+
+
+def learned_once(foundation: Foundation, lesson: Lesson, progress: Progress) -> Model:
+    """Return a new model that has learned a lesson in closed form, of which nothing is kept on disk."""
+    with tempfile.TemporaryDirectory(prefix="dualprompt-") as work:
+        return train(foundation, foundation.model(), foundation.config, lesson, Path(work), progress)

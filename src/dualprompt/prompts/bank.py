@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -42,9 +43,22 @@ def paper_count(g_layers: int, e_layers: int, g_length: int, e_length: int, dim:
     return dim * (g_layers * g_length + tasks * (e_layers * e_length + 1))
 
 
-def one_layer(value: Any) -> Any:
-    """Let a config name a single layer by its number, and none by null."""
-    return (value,) if type(value) is int else () if value is None else value
+def layers_of(value: Any) -> Any:
+    """Let a config name a single layer by its number, a range as `3-8`, and none by null."""
+    if value is None:
+        return ()
+    parts = value if isinstance(value, list | tuple) else [value]
+    return tuple(layer for part in parts for layer in _range(part))
+
+
+def _range(part: Any) -> Sequence[Any]:
+    """Return the layers of `3-8`, or what is none, as it is."""
+    if not isinstance(part, str) or not (ends := re.fullmatch(r"(\d{1,3})-(\d{1,3})", part)):
+        return (part,)
+    first, last = int(ends[1]), int(ends[2])
+    if first > last:
+        raise ValueError(f"the layers {part} run backwards: write {last}-{first}")
+    return range(first, last + 1)
 
 
 def check_layers(name: str, layers: Sequence[int], depth: int) -> None:
