@@ -148,7 +148,7 @@ async def test_a_class_may_be_called_anything_printable(world: World, model: Pat
     async with serving(model) as client:
         known = (await client.get("/model")).json()
         assert name in known["classes"]
-        assert known["accuracy_matrix"] == learner.accuracy_matrix()
+        assert known["accuracy_matrix"] is None  # it is told when it is complete
         assert (await client.delete(f"/classes/{quote(name, safe='')}")).json()["forgot"] == name
         assert name not in (await client.get("/model")).json()["classes"]
 
