@@ -21,7 +21,7 @@ from dualprompt.data.formats import open_image, reads_heic
 from dualprompt.data.looks import Looks
 from dualprompt.errors import DualPromptError
 from dualprompt.learner import ContinualLearner
-from dualprompt.model.check import check
+from dualprompt.lessons.check import check
 from dualprompt.model.images import pixels_of
 from sandbox import COMMAND, Outcome, World, call, contents
 

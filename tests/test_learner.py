@@ -28,9 +28,9 @@ from dualprompt.backbones.known import REPLACED
 from dualprompt.data.sources import ArraySource, Dataset, FileSource, Split
 from dualprompt.errors import DualPromptError
 from dualprompt.learner import Answer, ContinualLearner, TaskInfo
+from dualprompt.lessons.task import held_out
 from dualprompt.methods.base import Batch
 from dualprompt.model import images, saved, versions
-from dualprompt.model.task import held_out
 from sandbox import World, call, contents, start, write_weights
 
 TINY = {"g_layers": [1], "e_layers": [2, 3], "g_length": 2, "e_length": 3, "train.batch_size": 4, "train.epochs": 2}

@@ -27,13 +27,14 @@ from PIL import Image
 from dualprompt import sharded
 from dualprompt.errors import DualPromptError
 from dualprompt.files import refuse_links
+from dualprompt.lessons import changing, check, teaching
+from dualprompt.lessons.forgetting import forget
+from dualprompt.lessons.prompting import Prompting, teach
 from dualprompt.methods.base import METHODS
-from dualprompt.model import card, changing, check, foundation, hub, predicting, saved, saving, teaching
-from dualprompt.model.forgetting import forget
+from dualprompt.model import card, foundation, hub, predicting, saved, saving
 from dualprompt.model.foundation import Foundation, Model
 from dualprompt.model.images import Data, ImageLike, gather, listed, named, pixels_of, read_all
 from dualprompt.model.names import Kind, few, free_name
-from dualprompt.model.prompting import Prompting, teach
 from dualprompt.model.results import Answer, Calibration, Evaluation, Level, Score, TaskInfo, Threshold
 from dualprompt.progress import SILENT, Progress, counted
 from dualprompt.values import merge, nested

@@ -19,14 +19,14 @@ from torch import Tensor
 
 from dualprompt.data.augment import normalise
 from dualprompt.errors import DualPromptError
+from dualprompt.lessons.forgetting import compact
+from dualprompt.lessons.teaching import Lesson, concluded
 from dualprompt.methods.base import Batch, Method
 from dualprompt.methods.contract import TaskView
 from dualprompt.model import foundation as foundations
-from dualprompt.model.forgetting import compact
 from dualprompt.model.foundation import Foundation, Model
 from dualprompt.model.images import ImageLike, complaint, read_some
 from dualprompt.model.results import PromptChoice
-from dualprompt.model.teaching import Lesson, concluded
 from dualprompt.progress import Progress, Work
 from dualprompt.seeds import derive
 

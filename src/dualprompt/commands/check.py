@@ -14,7 +14,7 @@ from dualprompt.progress import counted
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from dualprompt.model.check import Findings
+    from dualprompt.lessons.check import Findings
 
 CHECK = """\
 It names files that are no images, and images that cannot be read; copies and near copies, within a class and across
@@ -43,7 +43,7 @@ def do_check(options: argparse.Namespace) -> None:
     """Look at a folder."""
     from dualprompt.console import Terminal
     from dualprompt.learner import ContinualLearner
-    from dualprompt.model.check import check
+    from dualprompt.lessons.check import check
 
     learner = ContinualLearner(options.backbone, "simple-cil", device=options.device) if options.doubts else None
     with Terminal() as terminal:

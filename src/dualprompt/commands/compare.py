@@ -13,7 +13,7 @@ def do_compare(options: argparse.Namespace) -> None:
     from rich.text import Text
 
     from dualprompt.console import Terminal
-    from dualprompt.model.comparing import compare, names
+    from dualprompt.lessons.comparing import compare, names
 
     with Terminal() as terminal:
         found = compare(options.folder, names(options.compare_backbones), options.device, terminal)

@@ -140,7 +140,7 @@ def teach(model: Path, job: Path, reporter: Reporter) -> None:
 
 def findings(data: Mapping[str, Sequence[Path]], learner: Any, names: Mapping[str, str], progress: Progress) -> Any:
     """Return what a look at pictures finds: lines for people, and all of it as data; files by their senders' names."""
-    from dualprompt.model.check import check
+    from dualprompt.lessons.check import check
 
     found = check(data, learner, progress)  # type: ignore[arg-type]
     text = json.dumps({"lines": found.summary(), **found.to_dict()})

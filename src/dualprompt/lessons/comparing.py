@@ -10,11 +10,11 @@ from typing import Any
 from dualprompt.backbones import weights
 from dualprompt.backbones.known import EMBEDDED, KNOWN
 from dualprompt.errors import DualPromptError
+from dualprompt.lessons.prompting import learned_once
+from dualprompt.lessons.teaching import Lesson, read_classes
 from dualprompt.model import foundation
 from dualprompt.model.images import Data, gather
 from dualprompt.model.predicting import answers_to
-from dualprompt.model.prompting import learned_once
-from dualprompt.model.teaching import Lesson, read_classes
 from dualprompt.progress import Progress
 
 TIMED = 32  # images

@@ -11,11 +11,11 @@ from typing import Literal
 
 from dualprompt.config import RunConfig
 from dualprompt.errors import DualPromptError
+from dualprompt.lessons.teaching import Lesson, train
 from dualprompt.methods.base import METHODS
 from dualprompt.methods.contract import Trial
 from dualprompt.model.foundation import Foundation, Model
 from dualprompt.model.results import PromptChoice, TaskInfo
-from dualprompt.model.teaching import Lesson, train
 from dualprompt.progress import Event, Progress, counted
 
 Prompting = Literal["auto", "always", "never"]

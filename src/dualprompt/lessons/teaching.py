@@ -17,15 +17,15 @@ from dualprompt.data.stream import Stream
 from dualprompt.data.views import View
 from dualprompt.errors import DualPromptError
 from dualprompt.files import digest, disk_errors
+from dualprompt.lessons.forgetting import bytes_of, compact
+from dualprompt.lessons.task import fingerprint, held_out, state_digest, task_of
 from dualprompt.methods.base import METHODS, Method, MethodConfig
-from dualprompt.model.forgetting import bytes_of, compact
 from dualprompt.model.foundation import Foundation, Model
 from dualprompt.model.images import ImageLike, complaint, read_some
 from dualprompt.model.names import refuse_unprintable
 from dualprompt.model.outcomes import RANKED, Outcome, measured, of_answers, of_verdicts
 from dualprompt.model.predicting import answers_to
 from dualprompt.model.results import TaskInfo
-from dualprompt.model.task import fingerprint, held_out, state_digest, task_of
 from dualprompt.progress import Progress
 from dualprompt.run.checkpoint import State
 from dualprompt.run.folder import Run

@@ -14,16 +14,16 @@ from dualprompt.data.folder import one_form, refuse_case
 from dualprompt.data.images import Images
 from dualprompt.data.stream import Experience, Subset
 from dualprompt.errors import DualPromptError, nearest
+from dualprompt.lessons.forgetting import compact
+from dualprompt.lessons.task import held_out
 from dualprompt.methods.base import METHODS, Batch
 from dualprompt.model import outcomes
-from dualprompt.model.forgetting import compact
 from dualprompt.model.foundation import Foundation, Model
 from dualprompt.model.images import ImageLike
 from dualprompt.model.names import refuse_unprintable
 from dualprompt.model.network import HeadRow
 from dualprompt.model.predicting import BATCH, answers_to, asking
 from dualprompt.model.results import TaskInfo
-from dualprompt.model.task import held_out
 from dualprompt.progress import Progress
 from dualprompt.training.distributed import launch
 from dualprompt.training.feed import Feed

@@ -13,8 +13,8 @@ from dualprompt.data.doubts import Doubt, doubts
 from dualprompt.data.folder import left_out, refuse_level
 from dualprompt.data.looks import Looks
 from dualprompt.errors import DualPromptError, one_line
+from dualprompt.lessons.task import FEWEST
 from dualprompt.model.images import Data, ImageLike, gather, read_some
-from dualprompt.model.task import FEWEST
 from dualprompt.progress import SILENT, Progress, Work
 
 SIDE = 224  # pixels, at which images are looked at without a learner
