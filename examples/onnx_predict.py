@@ -39,8 +39,13 @@ def main() -> None:
     for path, row, task, similarity in zip(paths, probabilities, tasks, similarities, strict=True):
         best = row.argmax()
         sure = about["threshold"] is None or max(similarity, 0) * row[best] ** 0.5 >= about["threshold"]
-        label = about["labels"][best] if sure else "(none of these)"
-        print(path, label, f"{row[best]:.4f}", about["tasks"][task]["name"], f"{similarity:.4f}", sep="\t")
+        if not sure:
+            print(path, "(none of these)", "", "", f"{similarity:.4f}", sep="\t")
+            continue
+        label = about["labels"][best]
+        # The task that the image was matched to, or another one if only that taught the label.
+        owners = [each["name"] for each in (about["tasks"][task], *about["tasks"]) if label in each["classes"]]
+        print(path, label, f"{row[best]:.4f}", owners[0], f"{similarity:.4f}", sep="\t")
 
 
 if __name__ == "__main__":

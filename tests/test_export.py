@@ -114,7 +114,7 @@ def test_onnxruntime_predicts_what_the_learner_does_in_batches_of_any_size(case:
 
 def test_the_images_try_every_task_class_and_the_threshold(case: Case):
     """Otherwise agreement would prove little."""
-    assert {answer.task for answer in case.answers} == {"trees 0", "trees 1"}
+    assert {answer.task for answer in case.answers} - {None} == {"trees 0", "trees 1"}
     assert len({answer.top[0].label for answer in case.answers}) >= 3
     rejected = sum(answer.label is None for answer in case.answers)
     assert 5 < rejected < len(case.answers) - 5
@@ -267,8 +267,12 @@ def test_the_example_needs_no_dualprompt_and_prepares_images_as_the_learner_does
     assert done.returncode == 0, done.stderr
     lines = [line.split("\t") for line in done.stdout.splitlines()]
     for (path, label, probability, task, similarity), answer in zip(lines, case.learner.predict(paths), strict=True):
-        assert (path, label, task) == (answer.path, answer.label or "(none of these)", answer.task)
-        assert float(probability) == pytest.approx(answer.probability, abs=2e-4)
+        assert (path, label, task) == (answer.path, answer.label or "(none of these)", answer.task or "")
+        assert (
+            probability == ""
+            if answer.probability is None
+            else float(probability) == pytest.approx(answer.probability, abs=2e-4)
+        )
         assert float(similarity) == pytest.approx(answer.similarity, abs=2e-4)
 
 
@@ -320,7 +324,7 @@ def test_a_whole_life(world: World, tmp_path: Path):
     for name, classes in tasks.items():
         for label in classes:
             shutil.copytree(world.images / "train" / label, tmp_path / name / label)
-        new = ["--backbone", world.weights, *tiny] if name == "spring" else []
+        new = ["--backbone", world.weights, "--method", "dualprompt", *tiny] if name == "spring" else []
         done = shell("learn", model, tmp_path / name, "--epochs", 2, "--device", "cpu", *new)
         assert done.code == 0, done.err
         shutil.rmtree(tmp_path / name)  # it must never need them again

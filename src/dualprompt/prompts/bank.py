@@ -47,6 +47,8 @@ def layers_of(value: Any) -> Any:
     """Let a config name a single layer by its number, a range as `3-8`, and none by null."""
     if value is None:
         return ()
+    if not isinstance(value, int | str | list | tuple):
+        return value  # which is refused
     parts = value if isinstance(value, list | tuple) else [value]
     return tuple(layer for part in parts for layer in _range(part))
 
