@@ -125,6 +125,7 @@ def free(folder: Path) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_a_study_loses_nothing_with_its_workers(deep: World, address: str, tmp_path: Path) -> None:
     options = ["study", "prompting", deep.preset, "--seeds", 2, "--train.epochs", 5, "--json"]
     alone = call(*options, "--runs", tmp_path / "alone")

@@ -27,6 +27,14 @@ SECTIONS = ("results", "curves", "accuracy", "pictures", "matching", "keys", "pr
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
+@pytest.mark.parametrize(("low", "high"), [(100, 0), (None, 0), (5, None)])
+def test_a_grid_of_a_stranger_is_drawn_whichever_way_its_colours_run(
+    low: float | None, high: float | None, tmp_path: Path
+) -> None:
+    grid = pictures.Grid("t", "x", "y", ["a"], ["c"], [[1.0]], low=low, high=high)
+    assert pictures.save(tmp_path / "grid.svg", grid).is_file()
+
+
 @pytest.fixture(scope="module")
 def made(world: World, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The folder of two seeds beside their baselines, judged anew too; and the report of it and of a study."""

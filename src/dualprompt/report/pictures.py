@@ -75,6 +75,7 @@ class Grid:
         values = np.array(self.values, dtype=float)
         low = np.nanmin(values) if self.low is None else self.low
         high = np.nanmax(values) if self.high is None else self.high
+        low, high = min(low, high), max(low, high)  # a file from elsewhere may have them the other way round
         picture = ax.imshow(
             values, cmap=self.colours, vmin=low, vmax=high, aspect="auto", interpolation="none", alpha=0.95
         )
