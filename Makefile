@@ -26,7 +26,7 @@ lint: install
 	$(BIN)/lint-imports
 
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --durations 10
+	$(BIN)/python -m pytest -n 3 --dist loadgroup --durations 10
 
 test-slow: install
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m slow
