@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from dualprompt.learner import ContinualLearner
+from learning import TASKS, empty
 from sandbox import World, make_world, pictures
 
 # Sums depend on how threads cut them, and many tests compare bits with a process of one thread; for models this small,
@@ -60,3 +61,22 @@ def saved(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def model(saved: Path, tmp_path: Path) -> Path:
     """A copy of it, for one test."""
     return Path(shutil.copytree(saved, tmp_path / "model"))
+
+
+@pytest.fixture(scope="session")
+def folders(world: World, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The world's trees, a folder of class folders for each task."""
+    root = tmp_path_factory.mktemp("seasons")
+    for name, classes in TASKS.items():
+        for label in classes:
+            shutil.copytree(world.images / "train" / label, root / name / label)
+    return {name: root / name for name in TASKS}
+
+
+@pytest.fixture(scope="session")
+def kept(world: World, folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that knows all three tasks."""
+    learner = empty(world)
+    for name in TASKS:
+        learner.learn(folders[name])
+    return learner.save(tmp_path_factory.mktemp("kept") / "model")

@@ -6,7 +6,6 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -29,14 +28,6 @@ from sandbox import World, call, write_weights
 
 ALL = ("ash", "birch", "cedar", "elm", "fir", "hazel")
 OPTIONS = {"e_layers": [2, 3], "e_length": 3, "train.batch_size": 4, "train.epochs": 2}
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def empty(world: World, **options: Any) -> ContinualLearner:

@@ -1,19 +1,14 @@
-"""The life of a learner: taught from folders, asked, made to forget, kept, killed, resumed."""
+"""A learner is taught from folders, and asked: what it learns, from which images, and what it answers."""
 
 from __future__ import annotations
 
 import csv
-import errno
-import hashlib
 import io
 import json
-import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,63 +19,14 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from dualprompt.backbones.known import REPLACED
 from dualprompt.data.sources import ArraySource, Dataset, FileSource, Split
 from dualprompt.errors import DualPromptError
-from dualprompt.learner import Answer, ContinualLearner, TaskInfo
+from dualprompt.learner import Answer, ContinualLearner
 from dualprompt.lessons.task import held_out
 from dualprompt.methods.base import Batch
-from dualprompt.model import images, saved, versions
-from sandbox import World, call, contents, start, write_weights
-
-TINY = {"g_layers": [1], "e_layers": [2, 3], "g_length": 2, "e_length": 3, "train.batch_size": 4, "train.epochs": 2}
-FLAGS = ["--method", "dualprompt"]
-FLAGS += [word for key, value in TINY.items() for word in (f"--{key if '.' in key else f'method.{key}'}", f"{value}")]
-TASKS = {"spring": ("ash", "birch"), "summer": ("cedar", "elm"), "autumn": ("fir", "hazel")}
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture(scope="module")
-def folders(world: World, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The world's trees, a folder of class folders for each task."""
-    root = tmp_path_factory.mktemp("seasons")
-    for name, classes in TASKS.items():
-        for label in classes:
-            shutil.copytree(world.images / "train" / label, root / name / label)
-    return {name: root / name for name in TASKS}
-
-
-@pytest.fixture(scope="module")
-def kept(world: World, folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that knows all three tasks."""
-    torch.set_num_threads(1)
-    learner = empty(world)
-    for name in TASKS:
-        learner.learn(folders[name])
-    return learner.save(tmp_path_factory.mktemp("kept") / "model")
-
-
-def empty(world: World, **options: Any) -> ContinualLearner:
-    return ContinualLearner(str(world.weights), "dualprompt", options=TINY | options, device="cpu")
-
-
-def trees(world: World, *classes: str, split: str = "test") -> list[Path]:
-    return [path for label in classes for path in sorted((world.images / split / label).iterdir())]
-
-
-def outputs(learner: ContinualLearner, images: list[Path]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    with torch.inference_mode():
-        return learner.network()(torch.from_numpy(np.stack([learner.pixels(path) for path in images])))
-
-
-ALL = tuple(label for classes in TASKS.values() for label in classes)
+from dualprompt.model import images
+from learning import ALL, FLAGS, TASKS, TINY, empty, outputs, reloaded, trees
+from sandbox import World, call
 
 
 def test_it_learns_three_tasks_and_tells_them_apart(world: World, kept: Path) -> None:
@@ -136,93 +82,6 @@ def test_an_answer_adds_up(world: World, kept: Path) -> None:
 
 def _normalised(learner: ContinualLearner, image: Path) -> torch.Tensor:
     return torch.from_numpy(learner.pixels(image)).permute(2, 0, 1)[None].float() / 127.5 - 1
-
-
-@pytest.mark.parametrize("what", ["spring", "summer", "autumn", 2])
-def test_forgetting_a_task_leaves_the_others_bit_for_bit(world: World, kept: Path, what: str | int) -> None:
-    learner = ContinualLearner.load(kept)
-    images = trees(world, *ALL)
-    logits, task, _ = outputs(learner, images)
-    gone = learner.forget(what)
-    assert isinstance(gone, TaskInfo)
-    place = gone.id - 1
-    stay = [number for number, label in enumerate(ALL) if label not in gone.classes]
-    others = task != place  # images that were matched to it must now be matched to another
-    renumbered = task - (task > place).long()
-    for asked in (learner, reloaded(learner, kept.parent / "forgetful")):
-        after, matched, _ = outputs(asked, images)
-        assert torch.equal(matched[others], renumbered[others])
-        assert torch.equal(after[others], logits[others][:, stay])
-        assert asked.classes == tuple(ALL[number] for number in stay)
-    assert others.sum() > 10
-    answers = learner.predict(images, top_k=99)
-    assert not {score.label for answer in answers for score in answer.top} & set(gone.classes)
-
-
-def test_forgetting_a_class_leaves_the_others_bit_for_bit(world: World, kept: Path) -> None:
-    learner = ContinualLearner.load(kept)
-    images = trees(world, *ALL)
-    logits, task, _ = outputs(learner, images)
-    assert learner.forget("cedar") == "cedar"
-    after, matched, _ = outputs(learner, images)
-    same = matched == task
-    assert same[[label not in ("cedar",) for label in ALL for _ in trees(world, label)]].float().mean() > 0.8
-    assert torch.equal(after[same], logits[same][:, [0, 1, 3, 4, 5]])
-    assert learner.tasks[1].classes == ("elm",)
-    assert learner.classes == ("ash", "birch", "elm", "fir", "hazel")
-
-
-def test_what_is_forgotten_is_not_on_disk(kept: Path, tmp_path: Path) -> None:
-    before = load_file(next(kept.glob("weights-*")))
-    learner = ContinualLearner.load(kept)
-    learner.forget("cedar")
-    learner.forget("autumn")
-    after = load_file(next(learner.save(tmp_path / "model").glob("weights-*")))
-    kept_rows = [row for value in after.values() if value.ndim for row in value.reshape(-1, value.shape[-1])]
-    rows = {row.numpy().tobytes() for row in kept_rows}
-    for name, value in before.items():
-        forgotten = name.endswith(".2") or name in ("gaussians.means.1", "matching.means.1", "head.weight.1")
-        if forgotten and name != "head.bias.2":
-            gone = value if name.endswith(".2") else value[:1]
-            assert not {row.numpy().tobytes() for row in gone.reshape(-1, value.shape[-1])} & rows, name
-    text = (tmp_path / "model" / "model.json").read_text() + (tmp_path / "model" / "README.md").read_text()
-    assert not any(word in text for word in ("cedar", "fir", "hazel", "autumn"))
-    assert "elm" in text
-
-
-def reloaded(learner: ContinualLearner, path: Path) -> ContinualLearner:
-    return ContinualLearner.load(learner.save(path))
-
-
-def test_after_forgetting_it_learns_on(world: World, folders: dict[str, Path], kept: Path, tmp_path: Path) -> None:
-    learner = ContinualLearner.load(kept)
-    learner.forget("summer")
-    learner.forget("ash")
-    task = reloaded(learner, tmp_path / "model").learn(folders["summer"])
-    assert (task.id, task.name) == (4, "summer")
-    task = learner.learn(folders["summer"], "summer again")
-    assert (task.id, task.name) == (4, "summer again")  # ids are never given twice
-    assert learner.classes == ("birch", "fir", "hazel", "cedar", "elm")
-    assert all(len(row) == 16 for row in torch.cat(list(learner._model.method.head.weight)))  # pyright: ignore
-    assert sum(len(b) for b in learner._model.method.head.bias) == 5  # pyright: ignore
-    found = learner.evaluate({label: trees(world, label) for label in learner.classes})
-    assert found.accuracy > 60
-
-
-def test_forgetting_everything_leaves_an_empty_learner(world: World, kept: Path, folders: dict[str, Path]) -> None:
-    learner = ContinualLearner.load(kept)
-    for label in ALL:
-        learner.forget(label)
-    learner = reloaded(learner, kept.parent / "empty")
-    assert (learner.tasks, learner.classes) == ((), ())
-    for ask in (lambda: learner.predict(trees(world, "ash")), learner.network, learner.calibrate):
-        with pytest.raises(DualPromptError, match="knows no classes yet; teach it"):
-            ask()
-    again, new = learner.learn(folders["spring"]), empty(world)
-    new.learn(folders["spring"])
-    assert again.id == 4
-    images = trees(world, "ash", "birch")
-    assert learner.predict(images) == new.predict(images)  # nothing of the past is left
 
 
 def test_a_task_of_one_class(world: World, folders: dict[str, Path]) -> None:
@@ -418,40 +277,6 @@ def test_bad_input_to_learn_is_one_line_and_changes_nothing(world: World, kept: 
     assert learner.info() == before
 
 
-def test_names_for_forgetting_are_never_guessed(world: World) -> None:
-    learner = empty(world)
-    learner.learn({"ash": trees(world, "ash"), "birch": trees(world, "birch")}, "ash")
-    with pytest.raises(DualPromptError, match="'ash' is a task and a class"):
-        learner.forget("ash")
-    with pytest.raises(DualPromptError, match="there is no class 'oak'"):
-        learner.forget("oak", "class")
-    assert learner.forget("ash", "class") == "ash"
-    assert learner.classes == ("birch",)
-    assert isinstance(learner.forget("ash", "task"), TaskInfo)
-    assert learner.classes == ()
-
-
-@pytest.mark.parametrize("other", [(), ("elm",)])
-def test_a_class_of_several_tasks_is_forgotten_in_all(world: World, other: tuple[str, ...], tmp_path: Path) -> None:
-    learner = empty(world)
-    learner.learn({"ash": trees(world, "ash")}, "alone", epochs=1)
-    learner.learn({name: trees(world, name) for name in ("ash", *other)}, "again", epochs=1, again=True)
-    learner.learn({"fir": trees(world, "fir")}, "last", epochs=1)
-    learner.evaluate({"ash": trees(world, "ash"), "fir": trees(world, "fir")}, record=True)
-    assert learner.forget("ash") == "ash"
-    for asked in (learner, reloaded(learner, tmp_path / "model")):
-        assert asked.classes == (*other, "fir")
-        assert [(task.name, task.classes) for task in asked.tasks] == [("again", other)] * bool(other) + [
-            ("last", ("fir",))
-        ]
-        assert {score.label for score in asked.predict(trees(world, "fir")[0]).top} == set(asked.classes)
-        assert asked.tasks[-1].measured.keys() == {3}  # what was measured with the forgotten class goes too
-    learner.learn({"ash": trees(world, "ash")}, epochs=1)  # it is not known any more
-    learner.forget("ash")
-    with pytest.raises(DualPromptError, match="no task or class 'ash'"):
-        learner.forget("ash")
-
-
 class Pairs:
     """A dataset as other libraries have them."""
 
@@ -515,81 +340,6 @@ def test_a_class_may_be_called_like_a_split(world: World, tmp_path: Path) -> Non
     assert learner.classes == ("bus", "train")
 
 
-def test_a_backbone_may_move(world: World, kept: Path, tmp_path: Path) -> None:
-    old, new = tmp_path / "old.safetensors", tmp_path / "new.safetensors"
-    shutil.copy(world.weights, old)
-    learner = ContinualLearner(str(old), "dualprompt", options=TINY, device="cpu")
-    learner.learn({"ash": trees(world, "ash"), "elm": trees(world, "elm")}, epochs=1)
-    model = learner.save(tmp_path / "model")
-    assert str(tmp_path) not in (model / "README.md").read_text()  # it may be pushed
-    expected = learner.predict(trees(world, "ash"))
-    old.rename(new)
-    assert f"dualprompt info {model} --backbone PLACE" in call("predict", model, trees(world, "ash")[0]).error
-    assert call("info", model, "--backbone", new).code == 0
-    assert ContinualLearner.load(model).predict(trees(world, "ash")) == expected
-
-
-def test_a_card_that_cannot_be_written_is_told_and_the_model_saved(
-    kept: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    model = Path(shutil.copytree(kept, tmp_path / "model"))
-    (model / "README.md").unlink()
-    (model / "README.md").mkdir()
-    learner = ContinualLearner.load(model)
-    learner.forget("elm")
-    learner.save(model)
-    assert "its card is not" in caplog.text
-    assert "elm" not in ContinualLearner.load(model).classes
-
-
-def test_two_commands_do_not_make_one_model(world: World, folders: dict[str, Path], tmp_path: Path) -> None:
-    work = tmp_path / ".model.learning"
-    work.mkdir()
-    with saved.held(work):
-        made = call("learn", tmp_path / "model", folders["spring"], "--backbone", world.weights, *FLAGS)
-    assert f"{tmp_path / 'model'} is being learned by another command" in made.error
-    assert ".learning" not in made.error
-    assert call("learn", tmp_path / "model", folders["spring"], "--backbone", world.weights, *FLAGS).code == 0
-    assert not work.exists()
-
-
-def test_a_refused_lesson_leaves_nothing(world: World, folders: dict[str, Path], kept: Path, tmp_path: Path) -> None:
-    model, new = Path(shutil.copytree(kept, tmp_path / "model")), tmp_path / "deep" / "new"
-    new.parent.mkdir()
-    (model / ".lock").touch()
-    before = contents(tmp_path)
-    assert "does not exist" in call("learn", new, tmp_path / "nowhere", "--backbone", world.weights, *FLAGS).error
-    assert "is known already" in call("learn", model, folders["spring"]).error
-    assert (
-        "gone.safetensors does not exist"
-        in call("learn", new, folders["spring"], "--backbone", tmp_path / "gone.safetensors").error
-    )
-    assert contents(tmp_path) == before
-    assert not list(new.parent.iterdir())
-
-
-def test_nothing_of_the_images_stays(world: World, folders: dict[str, Path], tmp_path: Path) -> None:
-    cache = Path(os.environ["DUALPROMPT_CACHE"])
-    before = contents(cache)
-    temporary = tmp_path / "tmp"
-    temporary.mkdir()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tempfile.tempdir", str(temporary))
-        learner = empty(world)
-        learner.learn(folders["spring"])
-        learner.predict(folders["spring"])
-    assert contents(cache) == before
-    assert list(temporary.iterdir()) == []
-    kept = contents(learner.save(tmp_path / "model"))
-    assert sorted(Path(name).suffix for name in kept) == [".json", ".md", ".safetensors"]
-    # The largest things that are kept for a task are as large whatever the number of images.
-    few = {label: trees(world, label, split="train")[:3] for label in TASKS["spring"]}
-    other = empty(world)
-    other.learn(few)
-    sizes = [{name: tuple(v.shape) for name, v in each._model.method.state().items()} for each in (learner, other)]
-    assert sizes[0] == sizes[1]
-
-
 def test_held_out_images_are_never_trained_on(world: World, folders: dict[str, Path]) -> None:
     """Other pixels in held-out images give the same model, but other accuracy or trust."""
     learner, other = empty(world), empty(world)
@@ -649,28 +399,6 @@ def test_none_of_these_has_no_probability(world: World, kept: Path, tmp_path: Pa
     assert (found["label"], found["probability"], found["label_1"]) == ("", "", best.label)
 
 
-def test_what_was_measured_with_a_forgotten_class_is_dropped(world: World, kept: Path) -> None:
-    learner = ContinualLearner.load(kept, "cpu")
-    learner.evaluate({label: trees(world, label) for label in ALL}, record=True)
-    before = {task.name: task for task in learner.tasks}
-    label = before["spring"].classes[0]
-    learner.forget(label)
-    after = {task.name: task for task in learner.tasks}
-    own = learner._model.trust[1]["birch"]
-    assert (before["spring"].held, after["spring"].held) == (2, len(own)) == (2, 1)
-    assert after["spring"].accuracy == 100 * sum(each.ranked[0] == "birch" for each in own)
-    assert after["summer"].accuracy == before["summer"].accuracy
-    said = {name for task in learner._model.trust.values() for own in task.values() for e in own for name in e.ranked}
-    assert label not in said
-    assert {task for row in after.values() for task in row.measured} == {2, 3}
-
-
-def test_what_forgets_only_rows_says_so(world: World, folders: dict[str, Path], tmp_path: Path) -> None:
-    flags = ["--backbone", world.weights, "--method", "coda-prompt", "--method.layers", "1,2", "--epochs", 1]
-    assert call("learn", tmp_path / "model", folders["spring"], "--device", "cpu", *flags).code == 0
-    assert "what tasks share was shaped by it, and stays" in call("forget", tmp_path / "model", "ash").out
-
-
 def test_names_in_lessons(world: World, tmp_path: Path) -> None:
     """Names that look the same are one class; those that differ by case only are refused, here and across lessons."""
     composed, apart = "caf\u00e9", "cafe\u0301"
@@ -690,150 +418,6 @@ def test_names_in_lessons(world: World, tmp_path: Path) -> None:
     loaded = reloaded(learner, tmp_path / "model")
     assert loaded.forget(apart) == composed
     assert loaded.classes == ("elm",)
-
-
-def test_a_model_of_another_backbone_is_refused(world: World, kept: Path, tmp_path: Path) -> None:
-    write_weights(tmp_path / "other.safetensors", seed=4)
-    with pytest.raises(DualPromptError, match="another backbone"):
-        ContinualLearner.load(kept, backbone=str(tmp_path / "other.safetensors"))
-    shutil.copy(world.weights, tmp_path / "moved.safetensors")
-    moved = ContinualLearner.load(kept, backbone=str(tmp_path / "moved.safetensors"))
-    images = trees(world, "ash")
-    assert moved.predict(images) == ContinualLearner.load(kept).predict(images)
-
-
-def test_a_model_of_an_embedded_backbone_that_was_replaced_is_refused(kept: Path, tmp_path: Path) -> None:
-    path = Path(shutil.copytree(kept, tmp_path / "old"))
-    facts = json.loads((path / "model.json").read_text())
-    for sha256, named in REPLACED.items():
-        old = {"name": "embedded", "sha256": sha256, "input_size": None}
-        (path / "model.json").write_text(json.dumps(facts | {"backbone": old}))
-        before = contents(path)
-        error = call("predict", path, tmp_path).error
-        assert f"{path} was made with an embedded backbone ({named})" in error
-        assert error.endswith("has replaced; learn its classes again, or keep the version that made it")
-        assert contents(path) == before
-
-
-def test_what_is_no_model_is_refused(kept: Path, tmp_path: Path) -> None:
-    def broken(name: str, change: Any) -> Path:
-        path = tmp_path / name
-        shutil.copytree(kept, path)
-        change(path)
-        return path
-
-    def with_facts(**facts: Any) -> Any:
-        def change(path: Path) -> None:
-            said = json.loads((path / "model.json").read_text())
-            (path / "model.json").write_text(json.dumps(said | facts))
-
-        return change
-
-    def short(path: Path) -> None:
-        tensors = next(path.glob("weights-*"))
-        tensors.write_bytes(tensors.read_bytes()[:-1])
-
-    (tmp_path / "file").touch()
-    cases = [
-        (tmp_path / "nowhere", "does not exist; make one with `dualprompt learn"),
-        (tmp_path / "file", "is not a folder"),
-        (tmp_path, "holds no model"),
-        (broken("half", lambda path: (path / "model.json").unlink()), "holds no model"),
-        (broken("no-tensors", lambda path: next(path.glob("weights-*")).unlink()), "cannot be read"),
-        (broken("short", short), "wrong SHA-256"),
-        (broken("text", lambda path: (path / "model.json").write_text("{")), "is damaged"),
-        (broken("foreign", lambda path: (path / "model.json").write_text('{"a": 1}')), "of another program"),
-        (broken("list", lambda path: (path / "model.json").write_text("[]")), "of another program"),
-        (broken("newer", with_facts(format=2)), "has format 2, this version of dualprompt reads 1"),
-        (broken("escape", with_facts(tensors={"file": "../x", "sha256": ""})), "is damaged"),
-        (broken("rows", with_facts(rows=[7])), "is damaged"),
-        (broken("tasks", with_facts(tasks=[{"id": 1}])), "is damaged"),
-        (broken("method", with_facts(method={"name": "dualprompt", "bogus": 1})), "unknown key 'method.bogus'"),
-    ]
-    for path, message in cases:
-        with pytest.raises(DualPromptError, match=message) as error:
-            ContinualLearner.load(path)
-        assert "\n" not in str(error.value)
-    with pytest.raises(DualPromptError, match="holds no model, but"):
-        ContinualLearner.load(kept).save(tmp_path)
-
-
-def test_a_full_disk_leaves_the_old_model(kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "model"
-    shutil.copytree(kept, path)
-    learner = ContinualLearner.load(path)
-    learner.forget("elm")
-    before = contents(path) | {".lock": b""}
-    flush = os.fsync
-    for allowed in range(3):  # the tensors, then the old model.json among the versions, then the new one
-        left = [allowed]
-
-        def full(handle: int, left: list[int] = left) -> None:
-            left[0] -= 1
-            if left[0] < 0:
-                raise OSError(errno.ENOSPC, "No space left on device")
-            flush(handle)
-
-        monkeypatch.setattr(os, "fsync", full)
-        with pytest.raises(DualPromptError, match="the disk is full"):
-            learner.save(path)
-        monkeypatch.setattr(os, "fsync", flush)
-        assert contents(path) == before
-    learner.save(path)
-    assert "elm" not in ContinualLearner.load(path).classes
-    assert {file.name[:7] for file in path.iterdir()} == {".lock", "README.", "model.j", "version", "weights"}
-
-
-def test_push_and_pull(kept: Path, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import huggingface_hub
-
-    remote = tmp_path / "remote"
-    asked: list[Any] = []
-
-    def create_repo(repo_id: str, **options: Any) -> None:
-        asked.append((repo_id, options["private"]))
-
-    def upload_folder(*, repo_id: str, folder_path: Path, delete_patterns: str, **_: Any) -> str:
-        for old in remote.glob(delete_patterns):
-            old.unlink()
-        shutil.copytree(folder_path, remote, dirs_exist_ok=True)
-        return f"https://hub/{repo_id}"
-
-    monkeypatch.setattr(huggingface_hub, "create_repo", create_repo)
-    monkeypatch.setattr(huggingface_hub, "upload_folder", upload_folder)
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda repo_id, **_: str(remote))
-    learner = ContinualLearner.load(kept)
-    assert learner.push("me/trees") == "https://hub/me/trees"
-    assert asked == [("me/trees", True)]
-    images = trees(world, *ALL)
-    assert ContinualLearner.pull("me/trees").predict(images) == learner.predict(images)
-
-    assert call("push", kept, "me/trees", "--public", "--json").json["url"] == "https://hub/me/trees"
-    assert asked[-1] == ("me/trees", False)
-    assert not (remote / "versions").exists()
-    pulled = tmp_path / "pulled"
-    told = call("pull", "me/trees", pulled, "--json")
-    assert told.json["classes"] == list(ALL), told.err
-    assert ContinualLearner.load(pulled).predict(images) == learner.predict(images)
-    assert call("forget", pulled, "ash").code == 0
-    assert call("pull", "me/trees", pulled).code == 0  # what was there is an earlier version
-    assert [version.why for version in versions.listed(pulled)][1:] == ["forgot a class", "pulled from me/trees"]
-    with saved.held(pulled):
-        assert "is being served" in call("pull", "me/trees", pulled).error
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "letter.txt").write_text("mine")
-    assert "holds no model, but 'letter.txt'" in call("pull", "me/trees", tmp_path / "other").error
-
-    def refuse(*_: Any, **__: Any) -> None:
-        raise OSError("403 Forbidden\nmore")
-
-    monkeypatch.setattr(huggingface_hub, "create_repo", refuse)
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
-    with pytest.raises(DualPromptError, match=r"the hub's repository 'me/trees': .*403"):
-        learner.push("me/trees")
-    assert "the hub's repository 'me/trees': OSError: 403 Forbidden" in call("push", kept, "me/trees").error
-    assert "the hub's repository 'me/trees': OSError: 403 Forbidden" in call("pull", "me/trees", tmp_path / "new").error
-    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize(
@@ -857,144 +441,12 @@ def test_other_methods_without_images(world: World, folders: dict[str, Path], me
     assert [answer.label in learner.classes for answer in learner.predict(images)] == [True] * len(images)
 
 
-def test_forgetting_a_task_takes_its_prompts_from_dualprompt_rp(
-    world: World, folders: dict[str, Path], tmp_path: Path
-) -> None:
-    options = {"g_layers": [1], "e_layers": [2], "projection": 32, "train.batch_size": 4, "train.epochs": 1}
-    learner = ContinualLearner(str(world.weights), "dualprompt-rp", options=options, device="cpu")
-    for name in ("spring", "summer"):
-        learner.learn(folders[name])
-    images = trees(world, *ALL[:4])
-    for gone, left in (("spring", ("cedar", "elm")), ("elm", ("cedar",))):
-        learner.forget(gone)
-        answers = [answer.label for answer in learner.predict(images)]
-        learner = reloaded(learner, tmp_path / gone)
-        assert learner.classes == left
-        assert [answer.label for answer in learner.predict(images)] == answers
-        assert set(answers) <= set(left)
-    learner.learn(folders["autumn"])
-    assert learner.classes == ("cedar", "fir", "hazel")
-    known = trees(world, "fir")
-    assert [answer.label for answer in learner.predict(known)].count("fir") > len(known) / 2
-
-
-def test_forgetting_a_task_takes_its_prompts_from_l2p(world: World, folders: dict[str, Path], tmp_path: Path) -> None:
-    options = {"pool": "by_task", "top_n": 2, "length": 2, "train.batch_size": 4, "train.epochs": 1}
-    learner = ContinualLearner(str(world.weights), "l2p", options=options, device="cpu")
-    for name in ("spring", "summer"):
-        learner.learn(folders[name])
-    before = dict(learner._model.state)
-    learner.forget("spring")
-    learner = reloaded(learner, tmp_path / "model")
-    left = learner._model.state
-    for name in ("prompts", "keys"):
-        assert torch.equal(left[f"{name}.0"], before[f"{name}.1"])
-        assert f"{name}.1" not in left
-    learner.learn(folders["autumn"])
-    assert torch.equal(learner._model.state["prompts.0"], before["prompts.1"])
-    assert learner.classes == ("cedar", "elm", "fir", "hazel")
-    images = trees(world, *ALL[:4])
-    assert all(answer.label in learner.classes for answer in learner.predict(images))
-
-
 def test_methods_that_keep_images_or_train_the_backbone_are_refused(world: World) -> None:
     for method in ("er", "ft-seq", "upper-bound"):
         with pytest.raises(DualPromptError, match="take dualprompt"):
             ContinualLearner(str(world.weights), method, device="cpu")
     with pytest.raises(DualPromptError, match="unknown method"):
         ContinualLearner(str(world.weights), "nonsense", device="cpu")
-
-
-def digest_of(model: Path) -> str:
-    facts = json.loads((model / "model.json").read_text())
-    assert hashlib.sha256((model / facts["tensors"]["file"]).read_bytes()).hexdigest() == facts["tensors"]["sha256"]
-    return facts["tensors"]["sha256"]
-
-
-def test_killed_learning_goes_on_to_the_same_model(world: World, folders: dict[str, Path], tmp_path: Path) -> None:
-    def learn(model: Path, **options: Any) -> Any:
-        model.parent.mkdir(exist_ok=True)
-        flags = ["--backbone", world.weights, "--device", "cpu", "--checkpoint.every_seconds", 0, *FLAGS]
-        words = ["learn", model, folders["spring"], *flags]
-        return start(model.with_name(f"{model.name}.log"), *words, watch=model.parent, **options)
-
-    whole = learn(tmp_path / "whole" / "model")
-    assert whole.end() == 0, whole.text
-    changes = whole.changes
-    assert sum("progress" in change for change in changes) > 4  # checkpoints inside the task
-    assert not list((tmp_path / "whole").glob(".*.learning"))
-    for number, at in enumerate(np.linspace(2, len(changes), 8).astype(int)):
-        model = tmp_path / f"killed{number}" / "model"
-        life = learn(model, at=int(at))
-        assert life.end() == -signal.SIGKILL, life.text
-        if (model / "model.json").exists():  # then it is whole
-            assert digest_of(model) == digest_of(tmp_path / "whole" / "model")
-            continue
-        life = learn(model)
-        assert life.end() == 0, life.text
-        assert digest_of(model) == digest_of(tmp_path / "whole" / "model")
-        assert not list(model.parent.glob(".*.learning"))
-
-
-def test_work_of_other_images_is_not_taken_up(world: World, folders: dict[str, Path], tmp_path: Path) -> None:
-    learner, other = empty(world), empty(world)
-    learner.learn(folders["spring"], work=tmp_path)
-    other.learn(folders["summer"], work=tmp_path)
-    plain = empty(world)
-    plain.learn(folders["summer"])
-    images = trees(world, "cedar", "elm")
-    assert other.predict(images) == plain.predict(images)
-    assert len(list(tmp_path.iterdir())) == 2
-
-
-def test_commands(world: World, folders: dict[str, Path], tmp_path: Path) -> None:
-    model, picture = tmp_path / "model", trees(world, "ash")[0]
-    made = call("learn", model, folders["spring"], "--backbone", world.weights, "--device", "cpu", *FLAGS, "--json")
-    assert made.code == 0, made.err
-    assert made.json["learned"]["classes"] == ["ash", "birch"]
-    told = call("learn", model, folders["summer"], "--name", "hot [red]", "--epochs", 1)
-    assert told.code == 0, told.err
-    assert "hot [red]" in told.out
-    assert "learned task 2 ('hot [red]'): 2 classes from 13 images" in told.out
-    assert "class 'cedar' is known already" in call("learn", model, folders["summer"]).error
-    assert "--backbone is for a new model" in call("learn", model, folders["autumn"], "--backbone", "embedded").error
-    assert "--train.lr is for a new model" in call("learn", model, folders["autumn"], "--train.lr", 1).error
-
-    answers = call("predict", model, picture, world.images / "test" / "elm", "--json").json
-    assert [answer["path"] for answer in answers] == [str(picture), *map(str, trees(world, "elm"))]
-    answers = call("predict", model, picture, "--top-k", 2, "--json").json
-    expected = ContinualLearner.load(model).predict(picture, top_k=2)
-    assert answers[0] == json.loads(json.dumps(expected.to_dict()))
-    assert set(answers[0]) >= {"path", "label", "probability", "task", "top"}
-    assert set(answers[0]["top"][0]) == {"label", "probability"}
-    lines = call("predict", model, picture, "--csv", "--top-k", 2).out.splitlines()
-    assert lines[0] == "path,label,probability,task,similarity,label_1,probability_1,label_2,probability_2"
-    assert lines[1].startswith(f"{picture},{expected.label},{expected.probability:.6f},")
-    assert expected.label in call("predict", model, picture).out
-
-    (tmp_path / "broken.jpg").write_bytes(b"no image")
-    mixed = call("predict", model, tmp_path / "broken.jpg", picture, "--json")
-    assert mixed.code == 2
-    assert [answer["path"] for answer in mixed.json] == [str(picture)]  # the others are not lost
-    assert f"1 of 2 images: {tmp_path / 'broken.jpg'} cannot be read" in mixed.error
-    assert "cannot go together" in call("predict", model, picture, "--json", "--csv").error
-
-    judged = call("evaluate", model, folders["spring"], "--json").json
-    assert judged["images"] == 13
-    assert judged["accuracy"] == ContinualLearner.load(model).evaluate(folders["spring"]).accuracy
-    assert "class 'fir' is not known" in call("evaluate", model, folders["autumn"]).error
-    levels = call("calibrate", model, "--unknown", folders["autumn"], "--json").json["levels"]
-    assert all(0 <= level["rejected"] <= 100 for level in levels)
-    assert call("info", model, "--json").json["threshold"] is not None
-    assert "every image gets a class" in call("calibrate", model, "--off").out
-    assert call("info", model, "--json").json["threshold"] is None
-
-    assert "forgot class 'ash'" in call("forget", model, "ash").out
-    assert "forgot task 2" in call("forget", model, "2").out
-    assert call("info", model, "--json").json["classes"] == ["birch"]
-    assert "birch" in call("info", model).out
-    assert "no task or class 'ash'" in call("forget", model, "ash").error
-    assert "holds no model" in call("predict", tmp_path, picture).error
 
 
 def test_the_accuracy_matrix_holds_what_was_measured(
@@ -1028,27 +480,6 @@ def test_the_accuracy_matrix_holds_what_was_measured(
     assert reloaded(learner, tmp_path / "less").accuracy_matrix() == [[diagonal[1], None], row[1:]]
     learner.learn({"rowan": trees(world, "hazel")}, epochs=1)
     assert learner.accuracy_matrix()[1][:2] == row[1:]
-
-
-def test_who_changes_a_model_holds_it(world: World, folders: dict[str, Path], kept: Path, tmp_path: Path) -> None:
-    model = Path(shutil.copytree(kept, tmp_path / "model"))
-    with saved.held(model):
-        for command in (
-            ("learn", model, folders["spring"], "--again"),
-            ("forget", model, "ash"),
-            ("calibrate", model),
-            ("evaluate", model, folders["spring"], "--record"),
-        ):
-            assert "is being served, or changed by another command" in call(*command).error
-        assert call("evaluate", model, folders["spring"]).code == 0  # whoever only looks is welcome
-        assert call("predict", model, trees(world, "ash")[0]).code == 0
-        learner = ContinualLearner.load(model)
-        learner.forget("ash")
-        with pytest.raises(DualPromptError, match="is being served"):
-            learner.save(model)
-        learner.save(model, held=True)
-    assert call("forget", model, "--class", "elm").code == 0
-    assert "ash" not in ContinualLearner.load(model).classes
 
 
 def test_the_package_stays_light() -> None:

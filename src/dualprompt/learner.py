@@ -25,6 +25,7 @@ import torch
 from PIL import Image
 
 from dualprompt import sharded
+from dualprompt.config import as_layer
 from dualprompt.errors import DualPromptError
 from dualprompt.files import refuse_links
 from dualprompt.lessons import changing, check, teaching
@@ -61,10 +62,7 @@ class ContinualLearner:
         device: str = "auto",
         seed: int = 0,
     ) -> None:
-        own = METHODS[method].learner_defaults
-        train = RECIPE | own.get("train", {})
-        values: dict[str, Any] = {"method": {"name": method, **own}, "train": train}
-        values["method"].pop("train", None)
+        values = merge({"train": RECIPE}, as_layer({"name": method, **METHODS[method].learner_defaults}))
         for key, value in (options or {}).items():
             own = not key.startswith(("train.", "checkpoint."))
             values = merge(values, nested(f"method.{key}" if own else key, value))
@@ -152,7 +150,7 @@ class ContinualLearner:
         images instead, at most 10 and none where there are fewer than 5. A class that is known already is refused, or
         with `again` learned once more, as a further expert for the same label. Images that cannot be read are refused,
         or with `skip_bad` left out and noted in `progress`, as is all else that a look at the images finds
-        (`model.check`). A folder whose folders hold nothing but folders is refused, unless they are the classes
+        (`lessons.check`). A folder whose folders hold nothing but folders is refused, unless they are the classes
         (`nested`). If anything goes wrong, the model stays as it is.
         `over` maps a function over shards of the images, as `map` does here and `sweeps.cluster.shards_on` on many
         machines, which must see the files; then no prompts are trained. With `work`, a folder, learning that was
@@ -166,6 +164,7 @@ class ContinualLearner:
             task_name = free_name(name, data, model.tasks, model.next_id)
             config = teaching.trained_for(self._base.config, epochs)
             if over is not None:
+                progress.note("shards are read elsewhere, so no copies or blurred images are looked for: `check` does")
                 learned = sharded.learn(self._base, model, task_name, classes, over, progress, skip_bad)
                 self._change(learned, f"learned '{task_name}'")
                 return learned.tasks[-1]

@@ -17,15 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dualprompt.data.augment import normalise
 from dualprompt.errors import DualPromptError
 from dualprompt.lessons.forgetting import compact
-from dualprompt.lessons.teaching import Lesson, concluded
+from dualprompt.lessons.teaching import Lesson, concluded, leave_out
 from dualprompt.methods.base import Batch, Method
 from dualprompt.methods.contract import TaskView
 from dualprompt.model import foundation as foundations
 from dualprompt.model.foundation import Foundation, Model
-from dualprompt.model.images import ImageLike, complaint, read_some
+from dualprompt.model.images import ImageLike, read_some
 from dualprompt.model.results import PromptChoice
 from dualprompt.progress import Progress, Work
 from dualprompt.seeds import derive
@@ -62,12 +61,8 @@ def see(shard: Shard) -> Seen:
 
 
 def _features(foundation: Foundation, method: Method, pixels: np.ndarray) -> Tensor:
-    device, view = foundation.device, foundation.view
-    mean, std = (torch.tensor(values, device=device) for values in (view.mean, view.std))
-    raw = torch.from_numpy(pixels).to(device).permute(0, 3, 1, 2).float() / 255
-    shown = normalise(raw, mean, std).to(foundation.backbones.dtype)
     with torch.inference_mode():
-        found = method.observe(Batch(lambda: shown, torch.zeros(len(pixels), dtype=torch.int64)))
+        found = method.observe(foundation.batch(pixels))
     if found is None:
         name = foundation.options.name
         raise DualPromptError(f"method '{name}' must see the images itself; take dualprompt-lda, or leave --ray out")
@@ -141,18 +136,7 @@ def _seen(
             count = len(seen.features) + len(seen.faults)
             first += count
             bar.advance(count)
-    if faults:
-        told = complaint(faults.values(), len(labelled))
-        if not skip_bad:
-            raise DualPromptError(told)
-        progress.note(f"left out: {told}")
-    left: dict[str, list[ImageLike]] = {name: [] for name in classes}
-    for row, (name, image) in enumerate(labelled):
-        if row not in faults:
-            left[name].append(image)
-    if empty := [name for name, own in left.items() if not own]:
-        raise DualPromptError(f"class '{empty[0]}' has no image that can be read; give some or leave it out")
-    return left, torch.cat(features).to(foundation.device)
+    return leave_out(labelled, faults, skip_bad, progress), torch.cat(features).to(foundation.device)
 
 
 def _absolute(image: ImageLike) -> ImageLike:

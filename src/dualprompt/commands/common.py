@@ -104,14 +104,10 @@ def add_store(command: Parser) -> None:
     command.add_argument(
         "--jobs", type=int, default=1, help="runs at a time, each in a process of its own (default: 1)"
     )
-    command.add_argument(
-        "--ray",
-        nargs="?",
-        const="local",
-        type=ray_address,
-        metavar="ADDRESS",
-        help="carry the runs out on the Ray cluster at HOST:PORT, or auto; without an address on a new one, of all "
-        "cores of this machine",
+    add_ray(
+        command,
+        "carry the runs out on the Ray cluster at HOST:PORT, or auto; without an address on a new one, of all cores of "
+        "this machine",
     )
     command.add_argument("--ray-cpus", type=int, metavar="N", help="CPUs and threads of a run on Ray (default: 1)")
     command.add_argument(
@@ -125,6 +121,11 @@ def add_store(command: Parser) -> None:
     add_track(command)
 
 
+def add_ray(command: Parser, text: str) -> None:
+    """Add the option that names a Ray cluster; `text` says what for."""
+    command.add_argument("--ray", nargs="?", const="local", type=ray_address, metavar="ADDRESS", help=text)
+
+
 def ray_address(text: str) -> str:
     """Read where a Ray cluster is."""
     if text in ("auto", "local") or text.rpartition(":")[2].isdigit():
@@ -134,14 +135,10 @@ def ray_address(text: str) -> str:
 
 def add_shards(command: Parser) -> None:
     """Add the option that spreads the pass over a lesson's images."""
-    command.add_argument(
-        "--ray",
-        nargs="?",
-        const="local",
-        type=ray_address,
-        metavar="ADDRESS",
-        help="let the Ray cluster at HOST:PORT, or auto, look at the images, which all its machines must see; without "
-        "an address a new one, of all cores of this machine. No prompts are trained",
+    add_ray(
+        command,
+        "let the Ray cluster at HOST:PORT, or auto, look at the images, which all its machines must see; without an "
+        "address a new one, of all cores of this machine. No prompts are trained",
     )
 
 

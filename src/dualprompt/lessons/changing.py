@@ -9,14 +9,13 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from dualprompt.data.augment import normalise
 from dualprompt.data.folder import one_form, refuse_case
 from dualprompt.data.images import Images
 from dualprompt.data.stream import Experience, Subset
 from dualprompt.errors import DualPromptError, nearest
 from dualprompt.lessons.forgetting import compact
 from dualprompt.lessons.task import held_out
-from dualprompt.methods.base import METHODS, Batch
+from dualprompt.methods.base import METHODS
 from dualprompt.model import outcomes
 from dualprompt.model.foundation import Foundation, Model
 from dualprompt.model.images import ImageLike
@@ -122,11 +121,8 @@ def _rows_of(foundation: Foundation, model: Model, pixels: np.ndarray, truth: Se
     several = np.array([i for i, label in enumerate(truth) if len(rows[label]) > 1], dtype=np.int64)
     for start in range(0, len(several), BATCH):
         part = several[start : start + BATCH]
-        shown = torch.from_numpy(pixels[part]).to(foundation.device).permute(0, 3, 1, 2).float() / 255
-        shown = normalise(shown, model.network.mean, model.network.std).to(foundation.backbones.dtype)
         with asking(model.method):
-            none = torch.zeros(len(part), dtype=torch.int64, device=foundation.device)
-            logits = model.method.answer(Batch(lambda shown=shown: shown, none)).logits.cpu()
+            logits = model.method.answer(foundation.batch(pixels[part])).logits.cpu()
         for i, scores in zip(map(int, part), logits, strict=True):
             own = rows[truth[i]]
             found[i] = own[int(scores[own].argmax())]

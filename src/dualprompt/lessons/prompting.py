@@ -120,7 +120,7 @@ def _why_not(
     sizes = Counter(lesson.labels.tolist())
     if prompts == "never":
         return "none were asked for"
-    if not getattr(plain.method, "can_train_prompts", False):
+    if not plain.method.can_train_prompts:
         return "the backbone takes none"
     if len(sizes) < 2:
         return "one class has nothing to be told from"

@@ -75,20 +75,33 @@ def read_classes(
     """
     labelled = [(name, image) for name, own in classes.items() for image in own]
     pixels, faults = read_some([image for _, image in labelled], view.side, view.interpolation, progress)
-    if not faults:
-        return classes, pixels
-    if not skip_bad:
-        told = complaint(faults.values(), len(pixels))
+    left = leave_out(labelled, faults, skip_bad, progress)
+    return left, pixels[[row for row in range(len(pixels)) if row not in faults]] if faults else pixels
+
+
+def leave_out(
+    labelled: Sequence[tuple[str, ImageLike]], faults: Mapping[int, str], skip_bad: bool, progress: Progress
+) -> dict[str, list[ImageLike]]:
+    """Return the images of each class without those that cannot be read.
+
+    Args:
+        labelled: all images, each with its class.
+        faults: what is wrong with some, by their place.
+        skip_bad: leave these out and name each, rather than refuse them all.
+        progress: who is told of them.
+    """
+    if faults and not skip_bad:
+        told = complaint(faults.values(), len(labelled))
         raise DualPromptError(f"{told} (--skip-bad leaves them out; `dualprompt check` names all)")
     for reason in faults.values():
         progress.note(f"left out: {reason}")
-    good = [row for row in range(len(pixels)) if row not in faults]
-    left: dict[str, list[ImageLike]] = {name: [] for name in classes}
-    for row in good:
-        left[labelled[row][0]].append(labelled[row][1])
+    left: dict[str, list[ImageLike]] = {name: [] for name, _ in labelled}
+    for row, (name, image) in enumerate(labelled):
+        if row not in faults:
+            left[name].append(image)
     if empty := [name for name, own in left.items() if not own]:
         raise DualPromptError(f"class '{empty[0]}' has no image that can be read; give some or leave it out")
-    return left, pixels[good]
+    return left
 
 
 @dataclass(frozen=True)

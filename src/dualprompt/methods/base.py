@@ -288,6 +288,11 @@ class Method(Deriving, ABC, Generic[C]):
         """
         return None
 
+    @property
+    def can_train_prompts(self) -> bool:
+        """Whether a lesson may choose to train prompts of its own; asked of methods that judge themselves."""
+        return False
+
     def expect_more(self) -> None:
         """Prepare to be given more images of known classes. Called once, before there is any state."""
 

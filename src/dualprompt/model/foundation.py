@@ -15,7 +15,7 @@ from dualprompt.config import RunConfig, parse
 from dualprompt.data.augment import normalise
 from dualprompt.data.views import View
 from dualprompt.errors import DualPromptError
-from dualprompt.methods.base import METHODS, Method, MethodConfig, method_config
+from dualprompt.methods.base import METHODS, Batch, Method, MethodConfig, method_config
 from dualprompt.model.network import Network, Rows, refuse_larger
 from dualprompt.model.outcomes import Outcomes
 from dualprompt.model.results import TaskInfo
@@ -65,10 +65,15 @@ class Foundation:
     def features(self, pixels: np.ndarray) -> np.ndarray:
         """Return the frozen backbone's features of images, (images, dim), from (images, side, side, 3) uint8."""
         backbone = self.backbones.frozen()
-        mean, std = (torch.tensor(value, device=self.device) for value in (self.view.mean, self.view.std))
-        shown = torch.from_numpy(np.ascontiguousarray(pixels)).to(self.device).permute(0, 3, 1, 2).float() / 255
         with torch.inference_mode():
-            return backbone(normalise(shown, mean, std).to(backbone.dtype)).float().cpu().numpy()
+            return backbone(self.batch(pixels).images).float().cpu().numpy()
+
+    def batch(self, pixels: np.ndarray) -> Batch:
+        """Return images, (images, side, side, 3) uint8, as a method takes them; nothing is known of their labels."""
+        mean, std = (torch.tensor(value, device=self.device) for value in (self.view.mean, self.view.std))
+        raw = torch.from_numpy(np.ascontiguousarray(pixels)).to(self.device).permute(0, 3, 1, 2).float() / 255
+        shown = normalise(raw, mean, std).to(self.backbones.dtype)
+        return Batch(lambda: shown, torch.zeros(len(pixels), dtype=torch.int64, device=self.device))
 
     def refuse_larger(self, state: State) -> None:
         """Refuse options, which may be a stranger's, that call for larger tensors than those of a state."""
