@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 import torch
 
+import quick
 from dualprompt.learner import ContinualLearner
 from learning import TASKS, empty
 from sandbox import World, make_world, pictures
@@ -49,6 +51,19 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DUALPROMPT_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(scope="session")
+def _quick() -> Iterator[str]:
+    with quick.python() as path:
+        yield path
+
+
+@pytest.fixture
+def quick_python(_quick: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Have our code start processes of its own at once, without seconds of imports; see `quick`."""
+    monkeypatch.setattr(sys, "executable", _quick)
+    return _quick
 
 
 @pytest.fixture(scope="session")

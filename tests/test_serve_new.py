@@ -21,7 +21,7 @@ from dualprompt.hosted.model import ServedModel, describe  # isort: skip
 from dualprompt.serve.run import Options, Told, make_new  # isort: skip
 
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("quick_python")]
 
 
 def empty(world: World, path: Path) -> Path:

@@ -166,6 +166,7 @@ def test_phases_have_losses_of_their_own(world: World, tmp_path: Path) -> None:
     assert_same({tag: points for tag, points in found.items() if tag.startswith("loss")}, losses)
 
 
+@pytest.mark.usefixtures("quick_python")
 def test_runs_of_a_table_are_tracked_and_found_again(world: World, tmp_path: Path) -> None:
     table = ("table", "main", "--benchmark", world.preset, "--methods", "frozen-head", "--runs", tmp_path, "--json")
     done = call(*table, "--seeds", 1, "--jobs", 2, "--track", "tensorboard")  # in a process of its own
