@@ -9,6 +9,7 @@ import re
 import shutil
 import socket
 import subprocess
+import sys
 import time
 import urllib.request
 import zipfile
@@ -21,13 +22,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sandbox import COMMAND, World
+from sandbox import World
 
 pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 MARKS = [
     pytest.mark.xdist_group("page"),  # they share a server
+    pytest.mark.usefixtures("quick_python"),
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine (Debian: apt install chromium)"),
 ]
 expect = playwright.expect
@@ -97,12 +99,13 @@ def place(world: World, tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 
 @contextlib.contextmanager
-def serve(model: Path, *options: str) -> Iterator[str]:
-    """Run the server; yield the address of its page, as it tells it."""
+def serve(model: Path, *options: str, python: str = "") -> Iterator[str]:
+    """Run the server with some Python (default: `sys.executable`); yield the address of its page, as it tells it."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [COMMAND, "serve", str(model), "--port", str(port), "--json", *options]
+    command = [python or sys.executable, "-m", "dualprompt.cli", "serve", str(model)]
+    command += ["--port", str(port), "--json", *options]
     log = model.parent / f"server-{port}.log"
     said = log.with_suffix(".said")
     with log.open("wb") as out, said.open("wb") as err:
@@ -121,8 +124,8 @@ def serve(model: Path, *options: str) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def address(place: Place) -> Iterator[str]:
-    with serve(place.model) as address:
+def address(place: Place, _quick: str) -> Iterator[str]:
+    with serve(place.model, python=_quick) as address:
         yield address
 
 

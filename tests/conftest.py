@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+# Before NumPy is imported, here and in processes that tests start: several test processes of several threads each
+# spend most of their time waiting for each other.
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
+
 import torch
 
+import quick
 from dualprompt.learner import ContinualLearner
 from learning import TASKS, empty
 from sandbox import World, make_world, pictures
@@ -18,13 +26,23 @@ from sandbox import World, make_world, pictures
 torch.set_num_threads(1)
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs a GPU where there is none."""
+    """Keep tests that share a fixture of their file in one process, and skip what needs a GPU where there is none."""
+    for item in items:
+        if _shares_a_fixture(item) and item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
     if torch.cuda.is_available():
         return
     for item in items:
         if item.get_closest_marker("gpu") is not None:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device, and PyTorch sees none"))
+
+
+def _shares_a_fixture(item: pytest.Item) -> bool:
+    """Return whether a test uses what is made once for its file; each process that has such a test makes it anew."""
+    info = getattr(item, "_fixtureinfo", None)
+    return info is not None and any(each[-1].scope == "module" for each in info.name2fixturedefs.values())
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -33,6 +51,19 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DUALPROMPT_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(scope="session")
+def _quick() -> Iterator[str]:
+    with quick.python() as path:
+        yield path
+
+
+@pytest.fixture
+def quick_python(_quick: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Have our code start processes of its own at once, without seconds of imports; see `quick`."""
+    monkeypatch.setattr(sys, "executable", _quick)
+    return _quick
 
 
 @pytest.fixture(scope="session")

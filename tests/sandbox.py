@@ -1,20 +1,24 @@
 """A tiny world for life-cycle tests: a backbone, images and a preset in a folder, and ways to run the command in it.
 
 `call` runs the command in this process. `start` runs it in a process of its own that can be killed; these are forked
-from a server that has imported everything and computed nothing, so that twenty lives take seconds.
+from a server that has imported and done once what most commands need (see `warm`), so that twenty lives take seconds.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerProcess
@@ -22,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import yaml
 from PIL import Image
@@ -46,13 +51,6 @@ NETWORKS: dict[str, dict[str, Any]] = {
 }
 CLASSES = ("ash", "birch", "cedar", "elm", "fir", "hazel")
 TRAIN, TEST = (6, 7), (5, 4)  # images of even and odd classes: 13 = 3 · 4 + 1 and 9 = 2 · 4 + 1 a task
-PRELOADED = [
-    "sandbox",
-    "lightning_fabric",
-    "dualprompt.report.run_files",
-    "matplotlib.figure",
-    "matplotlib.backends.backend_agg",
-]
 # An exit code can be read once. Starting a process also asks after all others, so without this lock two threads may
 # read one process's code at a time; Python then takes 255 for the second's.
 READING = threading.Lock()
@@ -178,6 +176,14 @@ def shell(*arguments: object, timeout: float = 100, **environment: str) -> Outco
     return Outcome(done.returncode, done.stdout, done.stderr)
 
 
+def elsewhere(*arguments: object, timeout: float = 100, **environment: str) -> Outcome:
+    """Run the command in a process of its own, as `shell` does but without seconds of imports."""
+    with tempfile.TemporaryDirectory() as folder:
+        out, err = Path(folder) / "out", Path(folder) / "err"
+        life = Life(forked(_speak, list(map(str, arguments)), str(out), str(err), environment), err)
+        return Outcome(life.end(timeout), out.read_text(), err.read_text())
+
+
 @dataclass(frozen=True)
 class Life:
     """A running command."""
@@ -227,21 +233,42 @@ def start(
     `at` is that change's number, or how the first such change begins: "os.rename checkpoints/.task-0002", or that
     and which one of those it is, counted from 1.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
     words = [str(argument) for argument in arguments]
-    process = context.Process(target=_live, args=(words, str(log), str(watch), at, by))
-    with READING:
+    return Life(forked(_live, words, str(log), str(watch), at, by), log)
+
+
+def forked(function: Callable[..., None], *arguments: Any) -> ForkServerProcess:
+    """Call a function of a module in a process of its own, forked from the server."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["warm"])
+    process = context.Process(target=_checked, args=(function, *arguments))
+    paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    with READING, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(paths))  # else Python 3.11's server would not find the module
         process.start()
-    return Life(process, log)
+    return process
+
+
+def _checked(function: Callable[..., None], *arguments: Any) -> None:
+    assert "warm" in sys.modules, "the server of forks could not import tests/warm.py"
+    function(*arguments)
+
+
+def _speak(arguments: list[str], out: str, err: str, environment: dict[str, str]) -> None:
+    os.environ |= environment
+    _as_command(arguments, out, err)
+    sys.exit(main(arguments))
+
+
+def _as_command(arguments: list[str], out: str, err: str) -> None:
+    """Make this process, a fork, look like the command: its words, and where it writes to."""
+    for path, stream in ((out, 1), (err, 2)):
+        os.dup2(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND), stream)
+    sys.argv = [COMMAND, *arguments]
 
 
 def _live(arguments: list[str], log: str, watch: str, at: int | str | tuple[str, int] | None, by: int) -> None:
-    file = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
-    os.dup2(file, 1)
-    os.dup2(file, 2)
-    torch.set_num_threads(1)
-    sys.argv = [COMMAND, *arguments]
+    _as_command(arguments, log, log)
     changes: list[str] = []
 
     def count(event: str, details: tuple[Any, ...]) -> None:
@@ -264,7 +291,13 @@ def _live(arguments: list[str], log: str, watch: str, at: int | str | tuple[str,
 
 def interrupted(world: World, out: Path, *options: object) -> Path:
     """Return the folder of a run that was killed when its second task was learned, but not yet put on record."""
-    log = out.with_name(f"{out.name}.log")
+    return Path(shutil.copytree(_interrupted(world, options), out, copy_function=shutil.copy))
+
+
+@functools.cache  # many tests begin with the same one, and a run's folder may be moved
+def _interrupted(world: World, options: tuple[object, ...]) -> Path:
+    out = Path(tempfile.mkdtemp(prefix="interrupted-", dir=world.folder)) / "run"
+    log = out.with_name("log")
     life = start(log, "run", world.preset, "--out", out, *options, watch=out, at="os.rename checkpoints/.task-0002")
     assert life.end() == -signal.SIGKILL, life.text
     return out

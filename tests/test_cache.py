@@ -3,11 +3,11 @@ from __future__ import annotations
 import errno
 import hashlib
 import io
+import multiprocessing
 import os
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,7 @@ from dualprompt.data.cache import ABANDONED, Store, decode, open_rgb
 from dualprompt.data.sources import ArraySource, FileSource, Split
 from dualprompt.errors import DualPromptError
 from dualprompt.progress import Began, Event, Progress
+from sandbox import forked
 
 BIG = Store(side=1000, keep_aspect=True)
 
@@ -321,30 +322,23 @@ def test_a_file_that_changes_between_hashing_and_decoding_is_refused(tmp_path: P
     assert not list((tmp_path / "cache").rglob("pixels.bin"))
 
 
+def decode_together(all_there: Barrier, folder: Path, cache: Path, out: Path) -> None:
+    """Decode a folder as soon as the others are about to."""
+    paths = tuple(sorted(folder.iterdir()))
+    all_there.wait(60)
+    found = decode(split(paths), Store(64, True), cache=cache)
+    out.write_text(hashlib.sha256(found.images.flat.numpy().data).hexdigest())
+
+
 def test_processes_that_decode_the_same_at_once(tmp_path: Path):
     paths = photos(tmp_path / "in", 40)
-    program = (
-        "import sys, hashlib; from pathlib import Path; import numpy as np\n"
-        "from dualprompt.data.cache import Store, decode\n"
-        "from dualprompt.data.sources import FileSource, Split\n"
-        "paths = tuple(sorted(Path(sys.argv[1]).iterdir())); cache = Path(sys.argv[2])\n"
-        "print('ready', flush=True); sys.stdin.readline()\n"
-        "split = Split(FileSource(paths), np.zeros(len(paths), np.int64))\n"
-        "found = decode(split, Store(64, True), cache=cache)\n"
-        "sys.stdout.write(hashlib.sha256(found.images.flat.numpy().data).hexdigest())\n"
-    )
-    command = [sys.executable, "-c", program, str(tmp_path / "in"), str(tmp_path / "cache")]
-    pipe = subprocess.PIPE
-    workers = [subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) for _ in range(3)]
+    all_there = multiprocessing.get_context("forkserver").Barrier(3)
+    found = [tmp_path / str(n) for n in range(3)]
+    workers = [forked(decode_together, all_there, tmp_path / "in", tmp_path / "cache", path) for path in found]
     for worker in workers:
-        assert worker.stdout is not None
-        assert worker.stdout.readline() == "ready\n"
-    for worker in workers:
-        assert worker.stdin is not None
-        worker.stdin.write("go\n")
-        worker.stdin.flush()
-    results = {worker.communicate()[0] for worker in workers}
-    assert [worker.returncode for worker in workers] == [0, 0, 0]
+        worker.join(60)
+    assert [worker.exitcode for worker in workers] == [0, 0, 0]
+    results = {path.read_text() for path in found}
     alone = decode(split(tuple(sorted(paths))), Store(64, True), cache=tmp_path / "alone")
     shared = decode(split(tuple(sorted(paths))), Store(64, True), cache=tmp_path / "cache")
     assert results == {hashlib.sha256(alone.images.flat.numpy().data).hexdigest()}

@@ -26,7 +26,7 @@ from dualprompt.errors import DualPromptError
 from dualprompt.sweeps.cluster import cluster, work
 from dualprompt.sweeps.obtained import complain
 from dualprompt.sweeps.store import obtain
-from sandbox import COMMAND, VIT, World, call, contents, make_world, remains, shell, write_weights
+from sandbox import COMMAND, VIT, World, call, contents, elsewhere, make_world, remains, write_weights
 
 ALWAYS = ("--checkpoint.every_seconds", 0)  # a checkpoint a step
 
@@ -266,7 +266,7 @@ def test_refusals(options: list[object], told: str, world: World, tmp_path: Path
 def test_nobody_at_the_address(world: World, tmp_path: Path) -> None:
     pytest.importorskip("ray")
     options = ("--benchmark", world.preset, "--methods", "frozen-head", "--runs", tmp_path / "runs")
-    refused = shell("table", "main", *options, "--ray", "127.0.0.1:1").error
+    refused = elsewhere("table", "main", *options, "--ray", "127.0.0.1:1").error
     assert "nothing listens at 127.0.0.1:1" in refused
     assert "ray start --head" in refused
     assert not (tmp_path / "runs").exists()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dualprompt.config import compose, compose_beside, origins
+from dualprompt.config import compose, compose_beside, load_preset, origins
 from dualprompt.methods.base import METHODS, method_config
 from dualprompt.methods.finetune import FineTuneConfig
 from sandbox import World, call
@@ -41,6 +41,15 @@ def test_what_has_no_values_of_its_own_follows_the_recipe(tmp_path: Path) -> Non
     for name in ("dualprompt", "frozen-head"):
         train = compose(preset(tmp_path), None, {"method.name": name}).train
         assert (train.lr, train.lr_scale, train.schedule) == (0.005, "batch/256", "constant")
+
+
+def test_a_preset_is_read_anew_for_each_who_asks(tmp_path: Path) -> None:
+    path = preset(tmp_path)
+    first = load_preset(path)
+    first["recipes"]["mine"]["train"]["lr"] = 7.0
+    assert load_preset(path)["recipes"]["mine"]["train"]["lr"] == 0.005
+    preset(tmp_path, benchmark=OWN["benchmark"] | {"tasks": 4})
+    assert load_preset(path)["benchmark"]["tasks"] == 4
 
 
 def test_each_layer_stands_above_the_one_before(tmp_path: Path) -> None:

@@ -17,11 +17,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dualprompt.methods.base import METHODS
 from dualprompt.run import predictions
 from dualprompt.run.checkpoint import Checkpoints
 from dualprompt.training.distributed import local_part
-from plugins import write_distribution
-from sandbox import Life, World, shell, start
+from plugins import installed, write_distribution
+from sandbox import Life, World, call, elsewhere, shell, start
 
 # 13 training images a task in batches of 3: shares of 1 and 2, and a last batch of a single image for two processes.
 # 9 test images a task in batches of 4: one process judges 4 + 1, the other 4.
@@ -78,7 +79,7 @@ def assert_one_voice(err: str) -> None:
 
 def test_two_processes(world: World, alone: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    done = shell("run", world.preset, "--out", out, "--device", "cpu", "--devices", 2, "--json", *OPTIONS)
+    done = elsewhere("run", world.preset, "--out", out, "--device", "cpu", "--devices", 2, "--json", *OPTIONS)
     assert done.code == 0, done.err
     assert_same(out, alone)
     assert done.json["run_dir"] == str(out)
@@ -203,14 +204,12 @@ def test_two_processes_take_several_steps_a_batch_as_one_does(world: World, tmp_
     site = tmp_path / "site"
     write_distribution(site, "two-steps", {"two_steps": TWO_STEPS}, "dualprompt.methods", "two-steps = two_steps")
     paths = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
-    states = []
-    for devices in (1, 2):
-        out = tmp_path / f"run-{devices}"
-        words = ("--method", "two-steps", "--no-baseline", "--devices", devices, "--out", out, *OPTIONS)
-        done = shell("run", world.preset, *words, PYTHONPATH=paths)
-        assert done.code == 0, done.err
-        states.append(Checkpoints(out / "checkpoints").after_task(2))
-    alone, together = states
+    words = ("run", world.preset, "--method", "two-steps", "--no-baseline", *OPTIONS)
+    with installed(site, METHODS):
+        one = call(*words, "--out", tmp_path / "one")
+    two = shell(*words, "--devices", 2, "--out", tmp_path / "two", PYTHONPATH=paths)
+    assert (one.code, two.code) == (0, 0), one.err + two.err
+    alone, together = (Checkpoints(tmp_path / name / "checkpoints").after_task(2) for name in ("one", "two"))
     assert not torch.equal(alone["slow.weight"], torch.eye(len(alone["slow.weight"]))), "it was trained"
     for name, value in alone.items():
         torch.testing.assert_close(together[name], value, rtol=0, atol=1e-5, msg=lambda text, n=name: f"{n}: {text}")

@@ -20,7 +20,19 @@ from safetensors.torch import load_file, save_file
 
 from dualprompt.errors import DualPromptError
 from dualprompt.run.folder import Run
-from sandbox import HEADER, VIT, World, call, contents, interrupted, make_world, remains, shell, write_weights
+from sandbox import (
+    HEADER,
+    VIT,
+    World,
+    call,
+    contents,
+    elsewhere,
+    interrupted,
+    make_world,
+    remains,
+    shell,
+    write_weights,
+)
 
 
 @pytest.fixture
@@ -248,7 +260,7 @@ def test_bad_images_can_be_skipped(tmp_path: Path, out: Path) -> None:
 
 
 def test_no_network(world: World, out: Path, tmp_path: Path) -> None:
-    answer = shell(
+    answer = elsewhere(
         "run", world.preset, "--out", out, "--backbone", "nobody/nothing", HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path)
     )
     assert answer.code == 2

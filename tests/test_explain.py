@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from dualprompt.errors import DualPromptError
 from dualprompt.learner import ContinualLearner
 from dualprompt.model.explain import Attending, _last_pass, _rollout, heat, heat_map
 from helpers import seeded
-from sandbox import COMMAND, World, call, pictures
+from sandbox import World, call, pictures
 
 METHODS: dict[str, dict[str, Any]] = {
     "dualprompt": {"g_layers": [1], "e_layers": [2, 3], "g_length": 2, "e_length": 3},
@@ -99,12 +98,13 @@ def test_the_command_draws_one_image(world: World, saved: Path, tmp_path: Path) 
     assert "give a name that ends in .png" in call("predict", saved, image, "--explain", tmp_path / "a.jpg").error
 
 
-def test_an_image_from_stdin(world: World, saved: Path) -> None:
+def test_an_image_from_stdin(world: World, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     image = pictures(world, "ash", "test")[0]
-    command = [sys.executable, COMMAND, "predict", str(saved), "-", "--device", "cpu", "--csv"]
-    done = subprocess.run(command, input=image.read_bytes(), capture_output=True, timeout=100)
-    assert done.returncode == 0, done.stderr
-    header, answer = done.stdout.decode().splitlines()
+    with image.open() as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        done = call("predict", saved, "-", "--device", "cpu", "--csv")
+    assert done.code == 0, done.err
+    header, answer = done.out.splitlines()
     label = ContinualLearner.load(saved, "cpu").predict(image).label
     assert (header.split(",")[:2], answer.split(",")[:2]) == (["path", "label"], ["-", label])
 

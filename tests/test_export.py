@@ -23,7 +23,7 @@ from PIL import Image
 from dualprompt import export
 from dualprompt.errors import DualPromptError
 from dualprompt.learner import Answer, ContinualLearner
-from sandbox import CLASSES, HEADER, VIT, World, call, make_world, shell
+from sandbox import CLASSES, HEADER, VIT, World, call, elsewhere, make_world
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "onnx_predict.py"
 # Layers 2 and 3 of 3 are prompted, layer 2 by both prompts: layer 1 is shared by query and prompted pass.
@@ -325,7 +325,7 @@ def test_a_whole_life(world: World, tmp_path: Path):
         for label in classes:
             shutil.copytree(world.images / "train" / label, tmp_path / name / label)
         new = ["--backbone", world.weights, "--method", "dualprompt", *tiny] if name == "spring" else []
-        done = shell("learn", model, tmp_path / name, "--epochs", 2, "--device", "cpu", *new)
+        done = elsewhere("learn", model, tmp_path / name, "--epochs", 2, "--device", "cpu", *new)
         assert done.code == 0, done.err
         shutil.rmtree(tmp_path / name)  # it must never need them again
     images = sorted(
@@ -333,15 +333,15 @@ def test_a_whole_life(world: World, tmp_path: Path):
     )
     learner = ContinualLearner.load(model, "cpu")
     pixels = np.stack([learner.pixels(path) for path in images])
-    asked = shell("predict", model, *images, "--json", "--device", "cpu")
+    asked = elsewhere("predict", model, *images, "--json", "--device", "cpu")
     here = learner.predict(images)
-    for elsewhere, answer in zip(asked.json, here, strict=True):
-        assert (elsewhere["path"], elsewhere["label"], elsewhere["task"]) == (answer.path, answer.label, answer.task)
-        assert elsewhere["probability"] == pytest.approx(answer.probability, abs=1e-6)
+    for there, answer in zip(asked.json, here, strict=True):
+        assert (there["path"], there["label"], there["task"]) == (answer.path, answer.label, answer.task)
+        assert there["probability"] == pytest.approx(answer.probability, abs=1e-6)
 
     with torch.inference_mode():
         logits, matched, _ = learner.network()(torch.from_numpy(pixels))
-        assert shell("forget", model, "summer").code == 0
+        assert elsewhere("forget", model, "summer").code == 0
         left = ContinualLearner.load(model, "cpu")
         assert left.classes == ("ash", "birch", "fir", "hazel")
         after, _, _ = left.network()(torch.from_numpy(pixels))
@@ -349,6 +349,6 @@ def test_a_whole_life(world: World, tmp_path: Path):
     assert 10 < others.sum() < len(images)
     assert torch.equal(after[others], logits[others][:, [0, 1, 4, 5]])
 
-    exported = shell("export", model, "--to", "onnx", "--json")
+    exported = elsewhere("export", model, "--to", "onnx", "--json")
     assert exported.code == 0, exported.err
     agree(left, pixels, run(Path(exported.json["path"]), pixels), 1e-3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import time
@@ -17,12 +18,13 @@ import pytest
 from sandbox import COMMAND, Life, World, contents, remains, start
 
 ALWAYS = ("--checkpoint.every_seconds", "0")
+ALONE = ("--no-baseline",)
 VARIANTS: dict[str, tuple[str, ...]] = {
     "plain": (),
-    "plain, a checkpoint a step": ALWAYS,
+    "plain, a checkpoint a step": (*ALWAYS, *ALONE),
     "augmented": ("--recipe", "augmented"),
     "augmented, a checkpoint a step": ("--recipe", "augmented", *ALWAYS),
-    "mean keys, unmasked": ("--method.keys", "mean", "--method.training_logits", "unmasked", *ALWAYS),
+    "mean keys, unmasked": ("--method.keys", "mean", "--method.training_logits", "unmasked", *ALWAYS, *ALONE),
 }
 
 
@@ -66,14 +68,16 @@ def survive(out: Path, log: Path, beginning: list[object], deaths: list[dict[str
     return died
 
 
-def plan_deaths(undisturbed: dict[str, Undisturbed], draw: random.Random) -> list[tuple[str, list[dict[str, Any]]]]:
+def plan_deaths(
+    undisturbed: dict[str, Undisturbed], lives: int, draw: random.Random
+) -> list[tuple[str, list[dict[str, Any]]]]:
     """Spread deaths over the whole life: half at the n-th change of a file, half at a moment."""
     plans = []
     seconds = min(twin.seconds for twin in undisturbed.values())
-    for number in range(24):
+    for number in range(lives):
         variant = list(VARIANTS)[number % len(VARIANTS)]
         twin = undisturbed[variant]
-        place = (number + draw.random()) / 24
+        place = (number + draw.random()) / lives
         if number % 2:
             deaths: list[dict[str, Any]] = [{"change": 1 + int(place * len(twin.changes))}]
         else:
@@ -84,8 +88,9 @@ def plan_deaths(undisturbed: dict[str, Undisturbed], draw: random.Random) -> lis
     return plans
 
 
-def test_killed_anywhere(world: World, undisturbed: dict[str, Undisturbed], tmp_path: Path) -> None:
-    plans = plan_deaths(undisturbed, random.Random(20))
+@pytest.mark.parametrize("lives", [12, pytest.param(48, marks=pytest.mark.slow)])
+def test_killed_anywhere(lives: int, world: World, undisturbed: dict[str, Undisturbed], tmp_path: Path) -> None:
+    plans = plan_deaths(undisturbed, lives, random.Random(20))
 
     def one(number: int) -> int:
         variant, deaths = plans[number]
@@ -97,18 +102,18 @@ def test_killed_anywhere(world: World, undisturbed: dict[str, Undisturbed], tmp_
 
     with ThreadPoolExecutor(2) as pool:
         deaths = list(pool.map(one, range(len(plans))))
-    assert sum(died > 0 for died in deaths) >= 20, deaths
-    assert sum(deaths) >= 24, deaths
+    assert sum(died > 0 for died in deaths) >= lives * 5 / 6, deaths
+    assert sum(deaths) >= lives, deaths
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize(
-    ("moment", "change", "occurrence"),
+    ("moment", "change", "occurrence", "number"),
     [
-        ("in an epoch", "os.rename checkpoints/.progress", 5),
-        ("at an epoch's end", "open metrics.jsonl", 3),
-        ("in the last evaluation", "open metrics.jsonl", -1),
-        ("in the baseline", "open baseline/metrics.jsonl", 0),
+        ("in an epoch", "os.rename checkpoints/.progress", 5, signal.SIGTERM),
+        ("in an epoch", "os.rename checkpoints/.progress", 5, signal.SIGINT),
+        ("at an epoch's end", "open metrics.jsonl", 3, signal.SIGINT),
+        ("in the last evaluation", "open metrics.jsonl", -1, signal.SIGTERM),
+        ("in the baseline", "open baseline/metrics.jsonl", 0, signal.SIGINT),
     ],
 )
 def test_asked_to_stop(
@@ -166,10 +171,11 @@ def test_the_installed_command(world: World, undisturbed: dict[str, Undisturbed]
     assert remains(out) == undisturbed["augmented"].remains
 
 
-@pytest.fixture
-def killed(world: World, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def in_the_third_task(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was killed in the middle of its third task."""
-    out, log = tmp_path / "run", tmp_path / "log"
+    folder = tmp_path_factory.mktemp("killed")
+    out, log = folder / "run", folder / "log"
     life = start(log, "run", world.preset, "--out", out, *ALWAYS)
     wait_for(out / "checkpoints" / "task-0002.safetensors", life)
     finished = (out / "checkpoints" / "progress.safetensors").stat().st_ino
@@ -180,6 +186,12 @@ def killed(world: World, tmp_path: Path) -> Path:
     life.end()
     assert not (out / "checkpoints" / "task-0003.safetensors").exists()
     return out
+
+
+@pytest.fixture
+def killed(in_the_third_task: Path, tmp_path: Path) -> Path:
+    """A copy of it, for one test."""
+    return Path(shutil.copytree(in_the_third_task, tmp_path / "run"))
 
 
 def whole_files(run: Path) -> dict[str, bytes]:

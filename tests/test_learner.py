@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import re
 import shutil
 import subprocess
@@ -26,7 +25,7 @@ from dualprompt.lessons.task import held_out
 from dualprompt.methods.base import Batch
 from dualprompt.model import images
 from learning import ALL, FLAGS, TASKS, TINY, empty, outputs, reloaded, trees
-from sandbox import World, call
+from sandbox import World, call, elsewhere
 
 
 def test_it_learns_three_tasks_and_tells_them_apart(world: World, kept: Path) -> None:
@@ -44,19 +43,10 @@ def test_it_learns_three_tasks_and_tells_them_apart(world: World, kept: Path) ->
 
 
 def test_a_new_process_answers_the_same(world: World, kept: Path) -> None:
-    program = (
-        "import sys, json, torch; torch.set_num_threads(1)\n"
-        "from dualprompt import ContinualLearner\n"
-        "answers = ContinualLearner.load(sys.argv[1]).predict(sys.argv[2])\n"
-        "print(json.dumps([answer.to_dict() for answer in answers]))"
-    )
     images = world.images / "test"
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(kept), str(images)], capture_output=True, text=True, check=True
-    )
     mine = ContinualLearner.load(kept).predict(images)
     assert len(mine) == 27
-    assert json.loads(done.stdout) == [answer.to_dict() for answer in mine]
+    assert elsewhere("predict", kept, images, "--json").json == [answer.to_dict() for answer in mine]
 
 
 def test_an_answer_adds_up(world: World, kept: Path) -> None:

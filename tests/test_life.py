@@ -207,8 +207,9 @@ class Life(RuleBasedStateMachine):
             saved.read(self.model, version.number)  # its tensors have the checksum that it names
 
 
+@pytest.mark.parametrize("lives", [3, pytest.param(30, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("method", METHODS)
-def test_a_model_lives_through_anything(world: World, method: str) -> None:
+def test_a_model_lives_through_anything(world: World, method: str, lives: int) -> None:
     machine = type("LifeOf", (Life,), {"world": world, "method": method})
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -216,7 +217,7 @@ def test_a_model_lives_through_anything(world: World, method: str) -> None:
         run_state_machine_as_test(
             machine,
             settings=settings(
-                max_examples=5,
+                max_examples=lives,
                 stateful_step_count=10,
                 deadline=None,
                 derandomize=True,

@@ -46,7 +46,10 @@ def new(world: World, tmp_path: Path) -> Iterator[str]:
         yield address
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")])
+OTHERS = [pytest.param(*pair, marks=pytest.mark.slow) for pair in ((1280, "dark"), (390, "light"))]
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark"), *OTHERS])
 def test_from_nothing_to_undo(page: Any, place: Place, new: str, width: int, scheme: str) -> None:
     page.set_viewport_size({"width": width, "height": 900})
     page.emulate_media(color_scheme=scheme)

@@ -17,7 +17,7 @@ from dualprompt.hosted.drift import HOURS, Drift  # isort: skip (after serving, 
 from dualprompt.hosted.review import DAY, Review  # isort: skip
 from dualprompt.inbound.limits import Limits, Refusal  # isort: skip
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("quick_python")]
 NOBODY = {"authorization": ""}
 
 

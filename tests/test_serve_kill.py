@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import multiprocessing
 import os
 import shutil
 import signal
@@ -19,8 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-import sandbox
-from sandbox import COMMAND, World, pictures
+from sandbox import COMMAND, World, forked, pictures
 from serving import SMALL, files, lesson, uploads
 
 pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
@@ -87,10 +85,7 @@ def _teach(model: str, job: str, log: str, at: int) -> None:
 
 def teach_until(model: Path, job: Path, log: Path, at: int) -> int:
     """Learn in a process of its own; return its exit code."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(sandbox.PRELOADED)
-    process = context.Process(target=_teach, args=(str(model), str(job), str(log), at))
-    process.start()
+    process = forked(_teach, str(model), str(job), str(log), at)
     process.join(60)
     assert process.exitcode is not None
     return process.exitcode

@@ -13,7 +13,7 @@ import torch
 from dualprompt import sharded
 from dualprompt.errors import DualPromptError
 from dualprompt.learner import ContinualLearner
-from sandbox import CLASSES, World, call, pictures, shell
+from sandbox import CLASSES, World, call, elsewhere, pictures
 
 FIRST, SECOND = CLASSES[:3], CLASSES[3:]
 
@@ -85,7 +85,7 @@ def test_ray_makes_the_same_model(world: World, tmp_path: Path) -> None:
     folder, common = world.images / "train", ("--backbone", world.weights, "--device", "cpu")
     alone, apart = tmp_path / "alone", tmp_path / "apart"
     assert call("learn", alone, folder, *common, "--prompts", "never").code == 0
-    told = shell(
+    told = elsewhere(
         "learn", apart, folder, *common, "--json", "--ray", RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(token)
     )
     assert told.code == 0, told.err

@@ -138,6 +138,7 @@ def failing(world: World) -> list[RunConfig]:
     return [good[0], *configs(world, "dualprompt", train__epochs=1, train__lr=1e30), good[1]]
 
 
+@pytest.mark.usefixtures("quick_python")
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_failure_is_put_on_record_and_the_others_go_on(jobs: int, world: World, tmp_path: Path) -> None:
     root, notes = tmp_path / "runs", Notes()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import json
-import os
 import shutil
 import struct
-import subprocess
 import sys
 import time
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from dualprompt.training import group
 from sandbox import World, call, interrupted, remains
 
 Series = dict[str, list[tuple[int, float]]]
+TRACKERS = {"tensorboard", "wandb"}
 
 
 def tracked_config(world: World, *trackers: str) -> RunConfig:
@@ -165,6 +166,7 @@ def test_phases_have_losses_of_their_own(world: World, tmp_path: Path) -> None:
     assert_same({tag: points for tag, points in found.items() if tag.startswith("loss")}, losses)
 
 
+@pytest.mark.usefixtures("quick_python")
 def test_runs_of_a_table_are_tracked_and_found_again(world: World, tmp_path: Path) -> None:
     table = ("table", "main", "--benchmark", world.preset, "--methods", "frozen-head", "--runs", tmp_path, "--json")
     done = call(*table, "--seeds", 1, "--jobs", 2, "--track", "tensorboard")  # in a process of its own
@@ -200,15 +202,26 @@ def test_a_missing_package(name: str, world: World, tmp_path: Path, monkeypatch:
     assert not (tmp_path / "run").exists()
 
 
-def test_nothing_is_imported_unless_asked_for(world: World, tmp_path: Path) -> None:
-    code = (
-        "import sys; from dualprompt.cli import main; code = main(sys.argv[1:]);"
-        "assert not {'wandb', 'tensorboard'} & set(sys.modules); raise SystemExit(code)"
-    )
-    command = [sys.executable, "-c", code, "run", str(world.preset), "--out", str(tmp_path / "run"), "--no-baseline"]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stderr
+class Imports(MetaPathFinder):
+    """Finds nothing, but remembers what was looked for."""
+
+    def __init__(self) -> None:
+        self.seen: set[str] = set()
+
+    def find_spec(self, fullname: str, path: object, target: object = None) -> None:
+        self.seen.add(fullname.partition(".")[0])
+
+
+def test_nothing_is_imported_unless_asked_for(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] in TRACKERS]:
+        monkeypatch.delitem(sys.modules, name)
+    imports = Imports()
+    monkeypatch.setattr(sys, "meta_path", [imports, *sys.meta_path])
+    assert call("run", world.preset, "--out", tmp_path / "run", "--no-baseline").code == 0
+    assert not imports.seen & TRACKERS
     assert not (tmp_path / "run" / "tensorboard").exists()
+    importlib.import_module("tensorboard")
+    assert imports.seen & TRACKERS == {"tensorboard"}, "it would have been seen"
 
 
 def test_a_tracker_that_cannot_write_costs_a_note(world: World, finished: Path, tmp_path: Path) -> None:

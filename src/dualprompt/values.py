@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,11 @@ DEEPEST = 32  # levels of a YAML text, and of dotted keys
 
 def read_yaml(text: str) -> Any:
     """Return the value of a YAML text that someone wrote; a ValueError says what is wrong with it, on one line."""
+    return copy.deepcopy(_read_yaml(text))  # whoever asks may change it
+
+
+@functools.lru_cache(maxsize=32)  # a table or a sweep composes hundreds of runs from one preset
+def _read_yaml(text: str) -> Any:
     if len(text) > MOST_YAML:
         raise ValueError(f"it is longer than {MOST_YAML:,} characters")
     try:
