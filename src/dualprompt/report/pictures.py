@@ -15,6 +15,7 @@ from dualprompt.report.sheet import as_csv
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 LONGEST_NAME = 1000  # letters; a figure grows with its names
 COLOUR_MAPS = ("YlGnBu", "RdBu_r")
@@ -276,8 +277,8 @@ def as_plain(picture: Picture) -> dict[str, Any]:
     return {"kind": picture.kind, **asdict(picture)}
 
 
-def save(path: Path, *pictures: Picture) -> Path:
-    """Draw pictures side by side to a file whose suffix says its format."""
+def figure_of(*pictures: Picture) -> Figure:
+    """Return pictures side by side in one figure, which no window or notebook owns."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -295,11 +296,18 @@ def save(path: Path, *pictures: Picture) -> Path:
             room = 7 if isinstance(picture, Points) else 12  # letters an inch; beside points stands a legend
             title = textwrap.fill(picture.title, int(room * picture.size[0]))
             ax.set_title(title, fontsize=10, parse_math=False)
-        form = path.suffix.removeprefix(".")
-        with atomic(path) as partial:
-            figure.savefig(partial, format=form, metadata={"Date": None} if form == "svg" else None)
-            if form == "svg":
-                partial.write_text(_smaller(partial.read_text(encoding="utf-8")), encoding="utf-8")
+    return figure
+
+
+def save(path: Path, *pictures: Picture) -> Path:
+    """Draw pictures side by side to a file whose suffix says its format."""
+    import matplotlib
+
+    form = path.suffix.removeprefix(".")
+    with matplotlib.rc_context(STYLE), atomic(path) as partial:  # pyright: ignore[reportArgumentType]
+        figure_of(*pictures).savefig(partial, format=form, metadata={"Date": None} if form == "svg" else None)
+        if form == "svg":
+            partial.write_text(_smaller(partial.read_text(encoding="utf-8")), encoding="utf-8")
     return path
 
 

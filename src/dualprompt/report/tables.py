@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
@@ -113,18 +112,24 @@ def plus_minus(mean: float, deviation: float) -> str:
     return f"{mean:.2f} ± {deviation:.2f}"
 
 
-def accuracy_matrix(result: Result) -> Table:
+def matrix_sheet(result: Result) -> Sheet:
     """Return S: a row after each task, a column a task, in percent."""
-    matrix = result["accuracy_matrix"]
-    title = f"accuracy matrix of {label(result)}, seed {result['seed']} (%)"
-    table = Table(title=title, min_width=len(title))
-    table.add_column("after task")
-    for task in range(len(matrix)):
-        table.add_column(f"task {task + 1}", justify="right")
+    matrix, rows = result["accuracy_matrix"], []
     for t, row in enumerate(matrix):
         name = result["tasks"][t]
         place = f"{t + 1}" if name == f"task {t + 1}" else f"{t + 1} {name}"
-        table.add_row(escape(place), *(f"{value:.1f}" for value in row), *[""] * (len(matrix) - len(row)))
+        rows.append((place, *(f"{value:.1f}" for value in row), *[""] * (len(matrix) - len(row))))
+    return Sheet(
+        f"accuracy matrix of {label(result)}, seed {result['seed']} (%)",
+        (Column("after task", right=False), *(Column(f"task {task + 1}") for task in range(len(matrix)))),
+        (tuple(rows),),
+    )
+
+
+def accuracy_matrix(result: Result) -> Table:
+    """Return S for the terminal."""
+    table = as_rich(matrix_sheet(result))
+    table.min_width = len(str(table.title))
     return table
 
 
