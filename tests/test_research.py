@@ -72,7 +72,9 @@ def test_a_preset_in_a_line(world: World, tmp_path: Path) -> None:
     assert again.frame().loc["task 3", "task 1"] == run.accuracy_matrix[2, 0]
     assert call("show", tmp_path / "run").code == 0
     assert sum(again.predictions.counts.tolist()) == len(again.predictions.label)
-    assert again.figure().axes[0].get_title()
+    figure = again.figure()
+    assert "accuracy (%)" in figure.subfigs[0].get_suptitle()
+    assert figure._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
 
 
 def test_the_model_of_any_task_answers_as_the_run_did(world: World, tmp_path: Path) -> None:

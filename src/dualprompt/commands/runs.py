@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -189,6 +190,7 @@ def conclude(options: argparse.Namespace, runs: list[Run], folder: Path) -> None
         *(tables.accuracy_matrix(result) for result in shown),
         to_width(lambda brief: tables.headline(results, brief)),
         "\n".join(["pictures:", *(f"  {path}" for path in pictures[:LISTED]), *more]),
+        f"a page of it: dualprompt report {shlex.quote(str(folder))}",
     )
 
 

@@ -14,9 +14,11 @@ from rich.table import Table
 
 from dualprompt.metrics import mean_and_deviation
 from dualprompt.report.sheet import Column, Sheet, as_rich
+from dualprompt.report.verdict import two_errors
 
 Result = dict[str, Any]
 ABSENT = "–"
+ERRORS = "± is two standard errors, from the number of images"
 METRICS = (
     ("average_accuracy", "A (%)"),
     ("forgetting", "F (%)"),
@@ -62,7 +64,7 @@ def headline_sheet(results: Sequence[Result]) -> Sheet:
         count = group[0]["parameters"]
         sizes = (f"{count['trained']:,}", f"{count['mb']:.2f}", f"{count['percent_of_backbone']:.2f}")
         rows.append((name, str(len(group)), *(_mean(group, key) for key, _ in shown), *sizes))
-    remarks = explained(len(group) for group in by_method(results).values())
+    remarks = explained(len(group) for group in by_method(results).values()) or _one_seed(results)
     if not repeats:
         remarks.append("BWT is −F but where the accuracy on a task rose after it was learned and fell again")
     if any(result.get("selection") == "batch_vote" for result in results):
@@ -75,6 +77,14 @@ def headline_sheet(results: Sequence[Result]) -> Sheet:
         (tuple(rows),),
         tuple(remarks),
     )
+
+
+def _one_seed(results: Sequence[Result]) -> list[str]:
+    """Return the line that says how far numbers of one seed can be trusted, where the images were counted."""
+    errors = [error for result in results if (error := two_errors(result)) is not None]
+    if not errors:
+        return []
+    return [f"one seed: by the number of images alone, A may be off by {max(errors):.1f} points (two standard errors)"]
 
 
 def headline(results: Sequence[Result], brief: bool = False) -> Table:

@@ -22,7 +22,7 @@ from dualprompt.methods.base import METHODS, Batch, Method, StreamKind, method_c
 from dualprompt.metrics import mean_and_deviation
 from dualprompt.progress import counted
 from dualprompt.report import figures, study_files
-from dualprompt.report.pictures import figure_of
+from dualprompt.report.drawing import figure_of
 from dualprompt.report.run_files import finished_runs
 from dualprompt.report.sheet import as_html
 from dualprompt.report.study_files import StudyRecord
