@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from dualprompt.research import fit, load_run
 
 __all__ = ["ContinualLearner", "__version__", "dataset_of", "fit", "load_run"]
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 _PLACES = {
     "ContinualLearner": "dualprompt.learner",
     "dataset_of": "dualprompt.data.memory",
