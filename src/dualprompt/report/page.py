@@ -17,7 +17,7 @@ from dualprompt.report.pictures import COLOURS, INK, PAPER, QUIET, Picture, sign
 from dualprompt.report.sheet import Sheet
 
 LARGEST = 3_000_000  # bytes of a page
-SMALLEST = 0.75  # of a drawing's width, to which a narrow screen shrinks it
+SMALLEST = 0.7  # of a drawing's width, to which a narrow screen shrinks it
 TELEPHONE, NARROW = 340, 40  # pixels of a drawing and letters of a row, above which a telephone cuts it
 # Colours of drawings that follow the page into the dark; `report.html` says what they are there.
 THEMED = {INK: "ink", QUIET: "faint", PAPER: "paper"} | {colour: f"line-{n}" for n, colour in enumerate(COLOURS)}

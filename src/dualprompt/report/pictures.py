@@ -48,7 +48,7 @@ class Grid:
     def size(self) -> tuple[float, float]:
         """Width and height in inches."""
         names = 0.07 * max(map(len, self.rows))
-        return 1.5 + names + 0.56 * min(len(self.columns), CELLS), 1.5 + 0.42 * min(len(self.rows), CELLS)
+        return 1.5 + names + 0.52 * min(len(self.columns), CELLS), 1.5 + 0.42 * min(len(self.rows), CELLS)
 
     def data(self) -> list[dict[str, Any]]:
         """Return the numbers, a row for each cell."""
@@ -130,8 +130,23 @@ class Lines:
     mark_best: bool = False
     joined: bool = True  # False: there is nothing between two places
     whole: bool = True  # x counts something: ticks are the values themselves
-    size: ClassVar[tuple[float, float]] = (4.6, 3.4)
     kind: ClassVar[str] = "lines"
+
+    @property
+    def size(self) -> tuple[float, float]:
+        """Width and height in inches."""
+        return 4.6, 3.4 + (0.19 * -(-len(self.lines) // self._columns) if self._below else 0)
+
+    @property
+    def _below(self) -> bool:
+        """Whether the legend stands below: the search for a free corner sees neither bars nor levels."""
+        return len(self.lines) > 4 or any(line.level or line.spread is not None for line in self.lines)
+
+    @property
+    def _columns(self) -> int:
+        """How many names a line of the legend has room for."""
+        longest = max(len(line.name) for line in self.lines)
+        return max(1, min(3, len(self.lines), int(4.4 / (0.45 + 0.075 * longest))))
 
     def data(self) -> list[dict[str, Any]]:
         """Return the numbers, a row for each point."""
@@ -177,9 +192,9 @@ class Lines:
             ax.set_xticks(ticks[:: -(-len(ticks) // 20)])
         ax.grid(axis="y", color=QUIET, alpha=0.3)
         if len(self.lines) > 1 or self.lines[0].name:
-            # Below, where there are lines that the search for a free corner does not see, or many.
-            below = any(line.level for line in self.lines) or len(self.lines) > 4
-            place = {"loc": "upper center", "bbox_to_anchor": (0.45, -0.2), "ncols": 3} if below else {}
+            place = (
+                {"loc": "upper center", "bbox_to_anchor": (0.45, -0.2), "ncols": self._columns} if self._below else {}
+            )
             legend = ax.legend(frameon=False, fontsize=8.5, **place)
             for text in legend.get_texts():
                 text.set_parse_math(False)
