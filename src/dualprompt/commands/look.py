@@ -89,11 +89,19 @@ def do_list(options: argparse.Namespace) -> None:
         raise DualPromptError(f"`list {options.what}` takes no folder; only `list runs` does")
     rows = LISTS[options.what]()
     columns = [key for key in rows[0] if key != "notes"]  # which stand below the table, for they are long
-    table = Table(*columns, title=options.what)
+    table = Table(title=options.what)
+    for key in columns:
+        table.add_column(key.replace("_", " "), overflow="fold")  # a name that is cut cannot be copied
     for row in rows:
-        cells = (row[key] for key in columns)
-        table.add_row(*(Text(", ".join(value) if isinstance(value, list) else str(value)) for value in cells))
+        table.add_row(*(Text(cell(row[key])) for key in columns))
     emit(options, rows, table, *(f"{row['name']}: {row['notes']}" for row in rows if row.get("notes")))
+
+
+def cell(value: object) -> str:
+    """Return a value of a list for people."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ", ".join(value) if isinstance(value, list) else str(value)
 
 
 def runs_table(found: Sequence[Entry]) -> Table:
@@ -101,7 +109,9 @@ def runs_table(found: Sequence[Entry]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table("date", "name", "benchmark", "A (%), mean over seeds", "seeds", "finished", title="runs")
+    table = Table(title="runs")
+    for heading in ("date", "name", "benchmark", "A (%), mean over seeds", "seeds", "finished"):
+        table.add_column(heading, overflow="fold")
     for entry in found:
         means = entry["average_accuracy"]
         lines = [f"{name} {means[name]:.2f}" if name in means else f"{name} –" for name in entry["methods"]]
