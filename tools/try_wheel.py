@@ -69,11 +69,14 @@ class Place:
         own = {"HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline", "DUALPROMPT_CACHE": str(self.work / "cache")}
         return kept | own | {"HOME": str(self.work), "MPLCONFIGDIR": str(self.work / "matplotlib")}
 
-    def run(self, *words: str, code: int = 0, timeout: float = 900) -> str:
+    def run(self, *words: str, code: int = 0, timeout: float = 1800) -> str:
         """Run a program in the folder; return what it printed, stderr last."""
-        done = subprocess.run(
-            words, cwd=self.work, env=self.environment, capture_output=True, text=True, timeout=timeout, check=False
-        )
+        try:
+            done = subprocess.run(
+                words, cwd=self.work, env=self.environment, capture_output=True, text=True, timeout=timeout, check=False
+            )
+        except subprocess.TimeoutExpired:
+            raise StepError(f"{' '.join(words)}\ntook longer than {timeout:.0f} s") from None
         if done.returncode != code:
             said = f"{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
             raise StepError(f"{' '.join(words)}\nended with {done.returncode} instead of {code}:\n{said}")
@@ -215,7 +218,9 @@ EXTRAS = {
         lambda place: place.run(str(place.python), "-c", FRAME, code=1),
     ),
     "report": Extra(["jinja2"], *commanded("report", "runs/mini")),
-    "search": Extra(["optuna"], *commanded("study", "auto", "mini", "--budget", "2", "--runs", "runs/auto", *TINY)),
+    "search": Extra(
+        ["optuna"], *commanded("study", "auto", "mini", "--budget", "2", "--seeds", "1", "--runs", "runs/auto", *TINY)
+    ),
     "serve": Extra(["fastapi", "uvicorn"], serve, commanded("serve", "model", "--port", "0")[1]),
     "tensorboard": Extra(["tensorboard"], *tracked("tensorboard")),
     "wandb": Extra(["wandb"], *tracked("wandb")),
@@ -246,7 +251,7 @@ def main() -> int:
     parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="folder of wheel and sdist (default: dist)")
     parser.add_argument("--extras", default="all", help="all, none, or names with commas (default: all)")
     parser.add_argument("--newest", action="store_true", help="the newest versions instead of those of constraints.txt")
-    parser.add_argument("--keep", type=Path, help="a new folder for the environment and what it made, which stays")
+    parser.add_argument("--keep", type=Path, help="a folder for the environment, which stays, and is used again")
     options = parser.parse_args()
     names = {"all": list(EXTRAS), "none": []}.get(options.extras, options.extras.split(","))
     wheels = sorted(options.dist.glob("dualprompt-*.whl"))
@@ -256,17 +261,18 @@ def main() -> int:
     version = wheel.name.split("-")[1]
     constraints = [] if options.newest else ["-c", str(ROOT / "constraints.txt")]
     with tempfile.TemporaryDirectory() as temporary:
-        folder = options.keep or Path(temporary)
-        work = folder.absolute() / "empty"
-        work.mkdir(parents=True)
-        place = Place(folder.absolute() / "venv" / "bin" / "python", work)
+        folder = (options.keep or Path(temporary)).absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        place = Place(folder / "venv" / "bin" / "python", Path(tempfile.mkdtemp(prefix="empty-", dir=folder)))
         try:
             step("what they hold", lambda: check_contents(wheel, wheel.with_name(f"dualprompt-{version}.tar.gz")))
-            subprocess.run([options.python, "-m", "venv", str(place.python.parent.parent)], check=True)
+            if not place.python.exists():
+                subprocess.run([options.python, "-m", "venv", str(place.python.parent.parent)], check=True)
             step(
                 f"installed with {place.run(str(place.python), '-V').strip()}",
                 lambda: place.pip("install", *constraints, str(wheel)),
             )
+            place.pip("install", "--no-deps", "--force-reinstall", str(wheel))  # one of the same version may be there
             plain(place, version)
             for name in names:
                 try_extra(place, name, wheel, constraints)
