@@ -6,7 +6,7 @@ METHODS ?= frozen-head,dualprompt,dualprompt-rp
 LITTLE ?= --benchmark.train_per_class 8 --benchmark.test_per_class 8 --backbone.input_size 160 --train.epochs 2 --train.batch_size 8
 DEMO := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: install demo test test-slow lint clean
+.PHONY: install demo test test-slow lint dist try-wheel clean
 
 install: .venv/.installed
 
@@ -30,6 +30,15 @@ test: lint
 
 test-slow: install
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m slow
+
+dist: install
+	rm -rf dist
+	$(BIN)/python -m build
+
+# The wheel in a clean environment, with every extra by itself: make try-wheel PYTHON=python3.13 EXTRAS=none
+EXTRAS ?= all
+try-wheel: dist
+	$(BIN)/python tools/try_wheel.py --python $(PYTHON) --extras $(EXTRAS)
 
 clean:
 	rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -131,12 +132,13 @@ WORK = Work("evaluating", 9, "img")
         (Began(Work("runs", 9, "runs")), "all runs"),
         (Advanced(WORK, 3), ""),
         (Ended(WORK), ""),
-        (Remarked(WORK, RunUnderWay(2, 5, "er", 1, 300)), "run 2 of 5: er, seed 1; about 5 min left"),
-        (Remarked(WORK, Pace(61.7, 120)), "62 s a run, about 2 min left"),
-        (Remarked(WORK, Pace(61.7, 0)), "62 s a run"),
+        (Remarked(WORK, RunUnderWay(2, 5, "er", 1, 300)), "run 2 of 5: er, seed 1"),
+        (Remarked(WORK, Pace(61.7, 120)), "62 s a run"),
+        (Remarked(WORK, Loss(0.1234)), "loss 0.123"),
         (RunBegan(RunUnderWay(2, 5, "er", 1, None), "out"), "[2/5] er, seed 1 → out"),
         (RunEnded(2, 5, "er-1", 71.256, Pace(10, 0)), "[2/5] er-1: A = 71.26 % (10 s a run)"),
         (RunEnded(2, 5, "er-1", "no memory", Pace(10, 0)), "[2/5] er-1: failed: no memory (10 s a run)"),
+        (RunEnded(2, 5, "er", 71.256, Pace(10, 120)), "[2/5] er: A = 71.26 % (10 s a run, about 2 min left)"),
         (TaskEvaluated(2, "elm", (50.0, 100.0)), "after task 2 (elm): A = 75.00 %, newest task 100.00 %"),
         (Note("a note"), "a note"),
     ],
@@ -170,6 +172,38 @@ def test_a_terminal_shows_label_count_and_remark_while_work_lasts_and_keeps_note
     assert "2.0 MB/5.0 MB" in text.getvalue()
     assert "task 2/3" not in text.getvalue()[after:]
     assert "fetch" not in text.getvalue()[after:]
+
+
+def test_the_time_that_all_runs_will_take_is_counted_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal, text = screen(force_terminal=True)
+    now = time.monotonic()
+    monkeypatch.setattr("dualprompt.console.time.monotonic", lambda: now)
+    with terminal, terminal.bar(Work("runs", 3, "runs")) as bar:
+        bar.remark(RunUnderWay(1, 3, "er", 0, None))
+        terminal._bars.refresh()
+        assert not re.findall(r"1:01:\d\d", text.getvalue())
+        bar.remark(RunUnderWay(2, 3, "er", 1, 3665))
+        terminal._bars.refresh()
+        assert "1:01:05" in text.getvalue()
+        now += 3.0
+        terminal._bars.refresh()
+        assert "1:01:02" in text.getvalue()
+    assert "run 2 of 3: er, seed 1" in text.getvalue()
+
+
+def test_before_a_task_is_learned_the_time_of_all_runs_is_guessed_from_it() -> None:
+    terminal, _ = screen(force_terminal=True)
+    with terminal, terminal.bar(Work("runs", 2, "runs")) as bar:
+        bar.remark(RunUnderWay(1, 2, "er", 0, None))
+        assert terminal._guess() is None
+        with terminal.bar(Work("training", 100, "img", name="elm", task=2, tasks=5)) as images:
+            assert terminal._guess() is None
+            images.advance(25)
+            shown = terminal._bars.tasks[-1]
+            assert shown.start_time is not None
+            shown.start_time -= 10  # seconds: 40 for a task
+            left = terminal._guess()
+    assert left == pytest.approx(30 + 3 * 40 + 5 * 40, rel=0.05)
 
 
 @pytest.mark.parametrize(("options", "shown"), [({}, "a note\n"), ({"quiet": True}, "")], ids=["file", "quiet"])

@@ -113,8 +113,7 @@ def test_bad_options(options: list[str], parts: list[str], world: World, out: Pa
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        ([], ["COMMAND", "dualprompt --help"]),
-        (["train"], ["invalid choice: 'train'"]),
+        (["train"], ["unknown command 'train'"]),
         (["run"], ["required: preset", "dualprompt run --help"]),
         (["run", "mni"], ["unknown preset 'mni'", "did you mean 'mini'?", "path of a .yaml file"]),
         (["run", "absent.yaml"], ["preset file absent.yaml does not exist"]),

@@ -107,10 +107,13 @@ def test_whose_the_pictures_are_is_told(tmp_path: Path, monkeypatch: pytest.Monk
     assert shown.count("https://creativecommons.org/licenses/by-sa/3.0/legalcode") == 2
     for holder in ("2017 Zalando SE", "2017-2020 Mihai Oltean, Horea Muresan", "2015 Brenden Lake"):
         assert f"Copyright (c) {holder}" in shown
-    one = call("data", "show", "mini-leaves", "--json").json
+    assert not list(tmp_path.iterdir())  # it writes nothing unless it is told where
+    one = call("data", "show", "mini-leaves", "--out", tmp_path / "new" / "leaves.png", "--json").json
     assert one["licence"].startswith("CC BY-SA 3.0")
     assert "resized to 128×128" in one["notice"]
-    assert Path(one["gallery"]).is_file()
+    assert one["gallery"] == str(tmp_path / "new" / "leaves.png")
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["leaves.png"]
+    assert "--out names a PNG" in call("data", "show", "mini-leaves", "--out", "leaves.jpg").error
 
 
 def test_the_same_pictures_are_packed_into_the_same_bytes(tmp_path: Path):

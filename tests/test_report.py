@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import re
 import shutil
@@ -14,11 +15,13 @@ from html import unescape
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from pydantic import TypeAdapter
 
-from dualprompt.report import pictures, study_files
+from contrast import CONTRAST
+from dualprompt.report import drawing, figures, pictures, study_files
 from dualprompt.report.page import LARGEST
 from sandbox import World, call, contents, interrupted
 
@@ -32,7 +35,7 @@ def test_a_grid_of_a_stranger_is_drawn_whichever_way_its_colours_run(
     low: float | None, high: float | None, tmp_path: Path
 ) -> None:
     grid = pictures.Grid("t", "x", "y", ["a"], ["c"], [[1.0]], low=low, high=high)
-    assert pictures.save(tmp_path / "grid.svg", grid).is_file()
+    assert drawing.save(tmp_path / "grid.svg", grid).is_file()
 
 
 @pytest.fixture(scope="module")
@@ -224,7 +227,7 @@ def test_pictures_survive_json(tmp_path: Path) -> None:
         assert TypeAdapter(study_files.PictureRecord).validate_python(plain) == picture
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            drawn = pictures.save_with_data(tmp_path, picture.kind, picture).read_text()
+            drawn = drawing.save_with_data(tmp_path, picture.kind, picture).read_text()
         assert len(drawn) < 20_000
     assert "t $5 &amp; &lt;b&gt;" in (tmp_path / "lines.svg").read_text()
     assert (tmp_path / "grid.csv").read_text().splitlines() == ["y,x,accuracy (%)", "c,a,1.0"]
@@ -239,6 +242,82 @@ def browser() -> Iterator[Any]:
         started = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield started
         started.close()
+
+
+# Texts of drawings: those that stick out of their drawing, and those that paper of this colour hides.
+DRAWN = """() => {
+  const pen = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
+  const light = (colour) => { pen.fillStyle = colour; pen.fillRect(0, 0, 1, 1);
+    const rgb = [...pen.getImageData(0, 0, 1, 1).data].slice(0, 3).map((v) => v / 255);
+    const linear = rgb.map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]; };
+  const paper = light(getComputedStyle(document.body).backgroundColor), wrong = [];
+  let seen = 0;
+  for (const text of document.querySelectorAll("svg text")) {
+    const box = text.getBoundingClientRect(), around = text.closest("svg").getBoundingClientRect();
+    if (box.left < around.left - 1 || box.right > around.right + 1 || box.top < around.top - 1
+        || box.bottom > around.bottom + 1) wrong.push(`clipped: ${text.textContent}`);
+    const fill = getComputedStyle(text).fill;
+    if (["rgb(30, 40, 50)", "rgb(255, 255, 255)"].includes(fill)) continue;  // on the colour of a cell
+    seen += 1;
+    const above = light(fill), ratio = (Math.max(paper, above) + 0.05) / (Math.min(paper, above) + 0.05);
+    if (ratio < 4.5) wrong.push(`hidden: ${text.textContent} ${ratio.toFixed(2)}`);
+  }
+  return [seen > 50, wrong];
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_drawings_can_be_read_whatever_the_paper(
+    width: int, scheme: Any, browser: Any, made: tuple[Path, Path]
+) -> None:
+    page = browser.new_page(viewport={"width": width, "height": 844}, color_scheme=scheme, offline=True)
+    page.goto(made[1].as_uri())
+    assert page.evaluate(DRAWN) == [True, []]
+    assert page.evaluate(CONTRAST) == []
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    hints = page.locator(".hint").all()
+    assert hints
+    assert all(hint.is_visible() == (width == 390) for hint in hints)
+    first = page.locator("#results .scroll").first
+    assert (first.evaluate("e => e.scrollWidth > e.clientWidth")) or width == 1280
+    legend = page.locator("#prompts svg text", has_text="task 1").first.bounding_box()
+    assert legend["x"] + legend["width"] <= width  # it stays in view, below its plane
+    page.close()
+
+
+def test_minus_signs_and_nothing_else_is_changed() -> None:
+    told = "-1.85 ± 2.62 (-25.38 to +21.68), layers 3-8, 2026-11-18, dualprompt-01, --seed -1"
+    assert pictures.signed(told) == "−1.85 ± 2.62 (−25.38 to +21.68), layers 3-8, 2026-11-18, dualprompt-01, --seed −1"
+
+
+def test_small_differences_do_not_fill_the_scale(tmp_path: Path) -> None:
+    near = pictures.Grid("t", "x", "y", ["a", "b"], ["c"], [[61.0, 61.5]], low=None, high=None, digits=2)
+    assert near._range(np.array(near.values)) == (56.25, 66.25)
+    noisy = dataclasses.replace(near, spread=[[5.0, 5.0]])
+    assert noisy._range(np.array(near.values)) == (51.25, 71.25)
+    assert dataclasses.replace(near, low=0, high=100)._range(np.array(near.values)) == (0, 100)
+    far = pictures.Grid("t", "x", "y", ["a", "b"], ["c"], [[20.0, 61.5]], low=None, high=None)
+    assert far._range(np.array(far.values)) == (20.0, 61.5)
+    lines = pictures.Lines("t", "x", "A (%)", [pictures.Line("one", [1.0, 2.0], [61.0, 61.2])])
+    low, high = drawing.figure_of(lines).axes[0].get_ylim()
+    assert high - low == pytest.approx(pictures.LEAST)
+    bars = pictures.Lines("t", "x", "A (%)", [pictures.Line("one", [1.0, 2.0], [98.0, 70.0], [9.0, None])])
+    assert drawing.figure_of(bars).axes[0].get_ylim()[1] == 102
+
+
+def test_one_seed_has_bars_from_the_number_of_images(made: tuple[Path, Path]) -> None:
+    result = result_of(made[0] / "run" / "seed-0")
+    accuracy, forgetting = figures.curves([result])
+    row, images = result["accuracy_matrix"][1], result["judged_images"]
+    errors = sum(s * (100 - s) / n for s, n in zip(row, images, strict=False)) ** 0.5 / 2
+    assert accuracy.lines[0].spread is not None
+    assert accuracy.lines[0].spread[1] == pytest.approx(2 * errors)
+    assert "± is two standard errors" in accuracy.title
+    assert forgetting.lines[0].spread is None
+    both = figures.curves([result, result_of(made[0] / "run" / "seed-1")])[0]
+    assert "± is the standard deviation over 2 seeds" in both.title
 
 
 @pytest.mark.parametrize(("width", "height"), [(1280, 900), (390, 844)], ids=["desktop", "phone"])

@@ -15,7 +15,7 @@ from dualprompt.data.memory import dataset_of
 from dualprompt.data.sources import DATASETS, Dataset
 from dualprompt.errors import DualPromptError
 from dualprompt.methods.base import Batch
-from dualprompt.research import FinishedGroup, FinishedRun
+from dualprompt.research import FinishedGroup, FinishedRun, FinishedStudy
 from sandbox import World, call
 
 SMALL = {"name": "dualprompt", "g_layers": [1], "e_layers": [2, 3], "g_length": 2, "e_length": 3}
@@ -72,7 +72,9 @@ def test_a_preset_in_a_line(world: World, tmp_path: Path) -> None:
     assert again.frame().loc["task 3", "task 1"] == run.accuracy_matrix[2, 0]
     assert call("show", tmp_path / "run").code == 0
     assert sum(again.predictions.counts.tolist()) == len(again.predictions.label)
-    assert again.figure().axes[0].get_title()
+    figure = again.figure()
+    assert "accuracy (%)" in figure.subfigs[0].get_suptitle()
+    assert figure._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
 
 
 def test_the_model_of_any_task_answers_as_the_run_did(world: World, tmp_path: Path) -> None:
@@ -91,6 +93,98 @@ def test_the_model_of_any_task_answers_as_the_run_did(world: World, tmp_path: Pa
     with pytest.raises(DualPromptError, match="has 2 tasks, 0 to 1; found 2"):
         run.model(2)
     assert "own" not in DATASETS
+
+
+def test_prompts_logits_and_answers(world: World, tmp_path: Path) -> None:
+    run = dualprompt.fit(own(), SMALL, backbone=str(world.weights), tasks=2, out=tmp_path / "run", **QUICK)
+    assert isinstance(run, FinishedRun)
+    prompts = run.prompts()
+    assert (prompts.g_layers, prompts.e_layers) == ((1,), (2, 3))
+    assert prompts.g.shape == (1, 2, 2, 16)
+    assert prompts.e.shape == (2, 2, 2, 3, 16)
+    assert torch.equal(prompts.e[1], run.state()["bank.e_prompt.1"])
+    assert prompts.keys is not None
+    assert torch.equal(prompts.keys[0], run.state(0)["bank.task_key.0"])
+    assert run.prompts(0).e.shape[0] == 1
+    assert not torch.equal(run.prompts(0).g, prompts.g)
+
+    pixels, labels = noise(8, 1)
+    order = np.argsort(labels // 2, kind="stable")  # the run's: task after task
+    assert run.logits(pixels[order]).argmax(dim=1).tolist() == run.predictions.label.tolist()
+    assert run.logits(pixels, task=0).shape == (8, 2)
+    torch.testing.assert_close(run.logits([Image.fromarray(pixels[0])]), run.logits(pixels)[:1])
+    sizes = [Image.fromarray(pixels[0]), Image.new("L", (40, 25), 90)]
+    torch.testing.assert_close(run.logits(sizes)[:1], run.logits(pixels)[:1])
+    with pytest.raises(DualPromptError, match="several images are meant"):
+        run.logits(pixels[0])
+
+    answers = run.answers()
+    assert answers["right"].mean() * 100 == pytest.approx(run.accuracy_matrix[1].mean())
+    assert answers["truth"].tolist() == [run.classes[label] for label in labels[order]]
+    assert set(answers["matched"]) <= {"task 1", "task 2"}
+
+
+def test_what_a_notebook_shows(world: World, tmp_path: Path) -> None:
+    done = call("run", world.preset, "--out", tmp_path / "run", "--train.epochs", 1)
+    assert done.code == 0, done.err
+    found = dualprompt.load_run(tmp_path / "run")
+    assert isinstance(found, FinishedGroup)
+    assert (found.methods, len(found), found.accuracy_matrices.shape) == (("dualprompt", "frozen-head"), 2, (2, 3, 3))
+    run = found["dualprompt"]
+    assert isinstance(run, FinishedRun)
+    assert repr(run).startswith("<dualprompt on tiny, 3 tasks, seed 0: A ")
+    assert repr(run) in repr(found)
+    assert f"{run.accuracy_matrix[2, 0]:.1f}</td>" in run._repr_html_()
+    assert "frozen-head</td>" in found._repr_html_()
+    assert found._ipython_key_completions_() == ["dualprompt", "frozen-head"]
+    assert found.summary()["dualprompt"]["average_accuracy"] == (run.result["average_accuracy"], None)
+    assert len(found.curves().axes) == len(run.curves().axes) == 2
+    with pytest.raises(AttributeError, match=r"take one of the 2, as group\['dualprompt'\]\.accuracy_matrix"):
+        found.accuracy_matrix  # noqa: B018
+    assert not hasattr(found, "_repr_png_")
+    with pytest.raises(DualPromptError, match="no run of 'dualpromt'; did you mean 'dualprompt'"):
+        found["dualpromt"]
+    with pytest.raises(DualPromptError, match="has no G- and E-Prompts"):
+        found["frozen-head"].prompts()
+    with pytest.raises(DualPromptError, match="holds run; give the folder of one of them"):
+        dualprompt.load_run(tmp_path)
+    assert {"fit", "load_run", "dataset_of", "ContinualLearner"} <= set(dir(dualprompt))
+
+
+def test_a_study(world: World, tmp_path: Path) -> None:
+    done = call("study", "prompting", world.preset, "--seeds", 1, "--train.epochs", 1, "--runs", tmp_path / "runs",
+                "--out", tmp_path / "study")  # fmt: skip
+    assert done.code == 0, done.err
+    study = dualprompt.load_run(tmp_path / "study")
+    assert isinstance(study, FinishedStudy)
+    assert study.finding
+    assert study.finding in repr(study)
+    assert len(study.runs()) >= 2
+    [first, *_] = study.frames().values()
+    assert len(first) >= 2
+    assert all(figure.axes for figure in study.figures().values())
+    assert "<table>" in study._repr_html_()
+
+
+def test_splits_as_others_have_them(world: World, tmp_path: Path) -> None:
+    pixels, labels = noise(8)
+    rows = Rows([Image.fromarray(each) for each in pixels], labels.tolist())
+    pairs = Pairs(list(torch.from_numpy(pixels).permute(0, 3, 1, 2)), labels.tolist())
+    given: dict[str, Any] = {"rows": {"train": rows, "validation": rows}, "pairs": (pairs, pairs)}
+    given["arrays"] = ((pixels, labels), (pixels, labels))
+    matrices = []
+    for name, benchmark in given.items():
+        run = dualprompt.fit(
+            benchmark, "simple-cil", backbone=str(world.weights), tasks=2, out=tmp_path / name, progress=False
+        )
+        assert isinstance(run, FinishedRun)
+        matrices.append(run.result["accuracy_matrix"])
+    assert matrices[0] == matrices[1] == matrices[2]
+    wrongs: list[tuple[Any, str]] = [({"train": rows}, "found train"), (rows, "found Rows"), ([rows] * 3, "Rows, Rows")]
+    for wrong, message in wrongs:
+        with pytest.raises(DualPromptError, match=message):
+            dualprompt.fit(wrong, "simple-cil", out=tmp_path / "wrong")
+    assert not (tmp_path / "wrong").exists()
 
 
 def test_several_seeds_are_a_group_of_other_runs(world: World, tmp_path: Path) -> None:

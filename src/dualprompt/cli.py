@@ -12,35 +12,49 @@ from pathlib import Path
 from typing import Any
 
 from dualprompt import __version__
-from dualprompt.commands import change, check, look, models, predict, runs, ship, studies, tables, watch
-from dualprompt.commands.common import Commands, Parser
+from dualprompt.commands import (
+    change,
+    check,
+    completion,
+    evaluate,
+    look,
+    models,
+    predict,
+    runs,
+    ship,
+    studies,
+    tables,
+    watch,
+)
+from dualprompt.commands.common import Commands, Parser, dotted_options
 from dualprompt.errors import DualPromptError, InterruptedRunError, LostProcessError, nearest, one_line
 from dualprompt.progress import speaks
 
+GROUPS = {
+    "run benchmarks": ("run", "resume", "table", "sweep", "study"),
+    "look at results": ("show", "evaluate", "compare", "report", "publish"),
+    "teach a model with your own images": ("check", "learn", "more", "predict", "watch", "info", "calibrate"),
+    "change a model": ("rename", "merge", "forget", "versions", "rollback"),
+    "hand a model on": ("serve", "export", "push", "pull"),
+    "around them": ("list", "data", "bench", "completion"),
+}
 EXAMPLES = """\
 examples:
   dualprompt run mini                                      five small tasks of real pictures, no download
-  dualprompt run mini --seeds 3 --json
   dualprompt run split-cifar100 --backbone embedded --recipe official --out runs/cifar
-  dualprompt run mini --train.epochs 10 --method.e_layers 3,4,5 --method.prompting pro-t
   dualprompt resume runs/cifar                             continue after a kill, to the same result
-  dualprompt eval runs/cifar --selection query,batch_vote,oracle
-  dualprompt table main --benchmark mini --seeds 3         every method, beside the paper's numbers
-  dualprompt sweep mini --methods dualprompt,frozen-head   learning rates, on validation images
-  dualprompt study ablation mini                           one of the paper's studies, with its figures
   dualprompt report runs/cifar                             one HTML page about a run, several, or a study
-  dualprompt list methods
-  dualprompt bench --quick
-  dualprompt data get cifar100
-  dualprompt check photos/january                          what is left out, copied, blurred or mislabelled
+  dualprompt table main --benchmark mini --seeds 3         every method, beside the paper's numbers
+  dualprompt study ablation mini                           one of the paper's studies, with its figures
+
   dualprompt learn my-model photos/january                 teach it a folder of class folders; again in February
   dualprompt predict my-model picture.jpg more-pictures/
-  dualprompt more my-model new-photos                      more images of classes it knows
-  dualprompt watch my-model inbox --sort sorted            label pictures as they come
+  dualprompt evaluate my-model photos/test
   dualprompt forget my-model january
   dualprompt rollback my-model                             undo the last change
-  dualprompt export my-model --to onnx --int8
   dualprompt serve my-model                                a page and an HTTP API on this machine
+
+`dualprompt COMMAND --help` has more for each. Results go to stdout, as tables or with --json; all else to stderr.
 """
 
 
@@ -111,6 +125,11 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     """Parse the command line; `--a.b VALUE` pairs are collected as overrides."""
     overrides, rest = split_overrides(arguments)
     parser, commands = build_parser()
+    if not arguments:
+        parser.print_help(sys.stdout)
+        raise SystemExit(2)
+    if rest and not rest[0].startswith("-") and rest[0] not in commands:
+        raise DualPromptError(f"unknown command '{rest[0]}'; {nearest(rest[0], commands.abouts)}")
     options, unknown = parser.parse_known_args(rest)
     if unknown:
         flags = [flag for flag in unknown if flag.startswith("-")]
@@ -149,14 +168,8 @@ def split_overrides(arguments: list[str]) -> tuple[dict[str, Any], list[str]]:
 
 def nearest_option(flag: str, flags: list[str]) -> str:
     """Return a phrase that helps someone who mistyped a flag of a command or left out its group."""
-    from dualprompt.config import RunConfig, Strict
-    from dualprompt.methods.base import METHODS
-
     name = flag.lstrip("-").partition("=")[0]
-    groups = {key: field.annotation for key, field in RunConfig.model_fields.items()}
-    configs = [(key, group) for key, group in groups.items() if isinstance(group, type) and issubclass(group, Strict)]
-    configs += [("method", METHODS[method].Config) for method in METHODS.names()]
-    dotted = list(dict.fromkeys(f"{key}.{part}" for key, config in configs for part in config.model_fields))
+    dotted = list(dotted_options())
     close = [option for option in dotted if option.endswith(f".{name}")]
     return f"did you mean '--{close[0]}'?" if close else nearest(name, [*flags, *dotted])
 
@@ -165,15 +178,20 @@ def build_parser() -> tuple[Parser, Commands]:
     """Return the parser of the whole command, and its subcommands."""
     parser = Parser(
         prog="dualprompt",
-        description="Prompt-based continual learning with a frozen Vision Transformer.",
+        usage="dualprompt [-h] [--version] COMMAND ...",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"dualprompt {__version__}")
     commands = Commands(parser)
-    for module in (runs, tables, studies, look, check, models, predict, change, watch, ship):
+    for module in (runs, tables, studies, look, check, models, evaluate, predict, change, watch, ship, completion):
         module.add(commands)
+    listed = [
+        "\n".join([f"{title}:", *(f"    {name:<12}{commands.abouts[name]}" for name in group)])
+        for title, group in GROUPS.items()
+    ]
+    parser.description = "\n\n".join(["Prompt-based continual learning with a frozen Vision Transformer.", *listed])
     return parser, commands
 
 

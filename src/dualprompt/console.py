@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 from rich.console import Console
 from rich.filesize import decimal
@@ -58,7 +59,8 @@ def words(event: Event) -> str:
             return f"[{run.number}/{run.runs}] {run.method}, seed {run.seed} → {folder}{left}"
         case RunEnded(number, runs, name, outcome, pace):
             ended = f"failed: {outcome}" if isinstance(outcome, str) else f"A = {outcome:.2f} %"
-            return f"[{number}/{runs}] {name}: {ended} ({_remark(pace)})"
+            left = f", about {duration(pace.left)} left" if pace.left else ""
+            return f"[{number}/{runs}] {name}: {ended} ({_remark(pace)}{left})"
         case Note(text):
             return text
         case Advanced() | Ended():
@@ -83,14 +85,13 @@ def _work(work: Work) -> str:
 
 
 def _remark(remark: Loss | RunUnderWay | Pace) -> str:
-    match remark:
+    match remark:  # the time left has a column of its own
         case Loss(value):
             return f"loss {value:.3f}"
-        case RunUnderWay(number, runs, method, seed, left):
-            place = f"run {number} of {runs}: {method}, seed {seed}"
-            return place if left is None else f"{place}; about {duration(left)} left"
-        case Pace(each, left):
-            return f"{each:.0f} s a run" + (f", about {duration(left)} left" if left else "")
+        case RunUnderWay(number, runs, method, seed):
+            return f"run {number} of {runs}: {method}, seed {seed}"
+        case Pace(each):
+            return f"{each:.0f} s a run"
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -108,16 +109,36 @@ class _Rate(ProgressColumn):
             return decimal(int(value)) if unit == "B" else f"{int(value + 1e-6):,}"  # half a run is none
 
         total = f"/{show(task.total)}" if task.total is not None else ""
-        rate = f" {show(task.speed)}/s" if task.speed and task.speed >= 1 else ""  # slower work says so in words
+        rate = ""
+        if task.speed and unit != "runs":  # of which a remark tells the pace
+            rate = f" {task.speed:.1f}/s" if task.speed < 10 and unit != "B" else f" {show(task.speed)}/s"
         return Text(f"{show(task.completed)}{total} {'' if unit == 'B' else unit}{rate}", style="cyan")
 
 
 class _Left(TimeRemainingColumn):
-    """The time left, but for bars that count runs: there are few, of unlike length, and a remark says it better."""
+    """The time left. Bars that count runs, which are few and of unlike length, have it from whoever knows them."""
+
+    max_refresh = None
+
+    def __init__(self, guess: Callable[[], float | None]) -> None:
+        super().__init__()
+        self.guess = guess  # while nobody knows
 
     def render(self, task: Task) -> Text:
         """Show hours, minutes and seconds."""
-        return Text("") if task.fields["unit"] == "runs" else super().render(task)
+        if task.fields["unit"] != "runs":
+            return super().render(task)
+        due, style = task.fields["due"], "progress.remaining"
+        if due is not None:
+            return Text(clock(max(0.0, due - time.monotonic())), style=style)
+        guess = self.guess()
+        return Text("-:--:--" if guess is None else f"~{clock(guess)}", style=style)
+
+
+def clock(seconds: float) -> str:
+    """Return hours, minutes and seconds as a clock shows them."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 
 
 class Terminal(Progress):
@@ -131,7 +152,7 @@ class Terminal(Progress):
             BarColumn(bar_width=24),
             _Rate(),
             TimeElapsedColumn(),
-            _Left(),
+            _Left(self._guess),
             TextColumn("{task.fields[remark]}", style="dim"),
             console=self.console,
             transient=True,
@@ -145,18 +166,35 @@ class Terminal(Progress):
     def __exit__(self, *_: object) -> None:
         self._bars.stop()
 
+    def _guess(self) -> float | None:
+        """Return the seconds that all runs take if every task of each takes as long as the one that is trained."""
+        trained = next((work for work in self._shown if work.kind == "training" and work.total), None)
+        runs = next((work.total for work in self._shown if work.kind == "runs"), None)
+        bars = {bar.id: bar for bar in self._bars.tasks}
+        if trained is None or not trained.total or runs is None or self._shown[trained] not in bars:
+            return None
+        bar = bars[self._shown[trained]]
+        done = bar.completed - trained.done
+        if not done or bar.elapsed is None:
+            return None
+        share = bar.completed / trained.total
+        tasks = (1 - share) + trained.tasks - trained.task + trained.tasks * (runs - 1)
+        return bar.elapsed * trained.total / done * tasks
+
     def receive(self, event: Event) -> None:
         """Show a bar while its work lasts, and print above the bars what stays."""
         match event:
             case Began(work):
                 start = int(work.done)
                 self._shown[work] = self._bars.add_task(
-                    words(event), total=work.total, completed=start, unit=work.unit, remark=""
+                    words(event), total=work.total, completed=start, unit=work.unit, remark="", due=None
                 )
             case Advanced(work, done):
                 self._bars.update(self._shown[work], completed=done)
-            case Remarked(work, _):
-                self._bars.update(self._shown[work], remark=words(event))
+            case Remarked(work, remark):
+                left = None if isinstance(remark, Loss) else remark.left
+                due = None if left is None else time.monotonic() + left
+                self._bars.update(self._shown[work], remark=words(event), due=due)
             case Ended(work):
                 self._bars.remove_task(self._shown.pop(work))
             case _:

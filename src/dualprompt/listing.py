@@ -5,13 +5,16 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from dualprompt.config import load_preset, preset_names
 from dualprompt.errors import DualPromptError
+from dualprompt.files import read_json
 
 Entry = dict[str, Any]
+STUDY = "study.json"  # what a study leaves
 
 
 def methods() -> list[Entry]:
@@ -77,38 +80,54 @@ def runs(folder: Path) -> list[Entry]:
     """Return the runs, groups of runs and studies in a folder, the newest first."""
     if not folder.is_dir():
         raise DualPromptError(f"{folder} is not a folder; say where the runs lie: dualprompt list runs FOLDER")
-    found = [entry for each in sorted(folder.iterdir()) if each.is_dir() and (entry := _run(each))]
+    found = [entry for each in sorted(folder.iterdir()) if each.is_dir() and (entry := _entry(each))]
     if not found:
         raise DualPromptError(f"{folder} holds no runs; `dualprompt run mini` makes one")
-    return sorted(found, key=lambda entry: entry["started"], reverse=True)
+    return sorted(found, key=lambda entry: entry["date"], reverse=True)
 
 
-def _run(folder: Path) -> Entry | None:
-    """Return what is known of a run or a group of runs; None for any other folder."""
+def _entry(folder: Path) -> Entry | None:
+    """Return what is known of a run, a group of runs or a study; None for any other folder."""
     from dualprompt.training import group
 
-    if not group.is_run(folder):
-        return None
-    entry: Entry = {"name": folder.name, "started": "", "benchmark": "", "methods": [], "seeds": 0}
-    entry |= {"finished": "", "A (%)": ""}
+    entry: Entry = {"name": folder.name, "kind": "run", "date": "", "benchmark": "", "methods": [], "seeds": 0}
+    entry |= {"runs": 0, "finished": 0, "average_accuracy": {}, "finding": None, "error": None}
     try:
-        members = [(member, member.run(folder)) for member in group.members_of(folder)]
-        results = [(member.name, run.result()) for member, run in members if run.finished]
-        begun = [run.manifest()["started"] for _, run in members if run.manifest_path.is_file()]
+        if group.is_run(folder):
+            return entry | _run(folder)
+        return entry | _study(folder / STUDY) if (folder / STUDY).is_file() else None
     except DualPromptError as error:  # one that cannot be read stands beside the others
-        return entry | {"finished": str(error)}
-    names = list(dict.fromkeys(member.name for member, _ in members))
-    means = {
-        name: statistics.fmean(result["average_accuracy"] for other, result in results if other == name)
-        for name in dict.fromkeys(name for name, _ in results)
-    }
-    return entry | {
-        "started": min(begun, default=""),
+        return entry | {"error": str(error)}
+
+
+def _run(folder: Path) -> Entry:
+    from dualprompt.training import group
+
+    members = [(member, member.run(folder)) for member in group.members_of(folder)]
+    results = [(member.name, run.result()) for member, run in members if run.finished]
+    begun = [run.manifest()["started"] for _, run in members if run.manifest_path.is_file()]
+    return {
+        "date": min(begun, default=""),
         "benchmark": members[0][0].config.benchmark.name,
-        "methods": names,
+        "methods": list(dict.fromkeys(member.name for member, _ in members)),
         "seeds": len({member.config.seed for member, _ in members}),
-        "finished": f"{len(results)} of {len(members)}",
-        "A (%)": ", ".join(f"{mean:.2f}" for mean in means.values()),
+        "runs": len(members),
+        "finished": len(results),
+        "average_accuracy": {
+            name: statistics.fmean(result["average_accuracy"] for other, result in results if other == name)
+            for name in dict.fromkeys(name for name, _ in results)
+        },
+    }
+
+
+def _study(path: Path) -> Entry:
+    found = read_json(path, "study", "benchmark", "finding", "rows")
+    written = datetime.fromtimestamp(path.stat().st_mtime).astimezone()
+    return {
+        "kind": f"study {found['study']}",
+        "date": written.isoformat(timespec="seconds"),
+        "benchmark": str(found["benchmark"]),
+        "finding": str(found["finding"]),
     }
 
 

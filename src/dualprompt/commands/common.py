@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from dualprompt.errors import DualPromptError
 
 if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
     from rich.table import Table
 
     from dualprompt import sharded
@@ -20,7 +21,11 @@ if TYPE_CHECKING:
     from dualprompt.sweeps.obtained import Workers
 
 Do = Callable[[argparse.Namespace], None]
+Options = argparse._ActionsContainer  # a parser, or a group of its options
 
+WHERE = "where it runs"
+WRITTEN = "what is written"
+BACKBONE = "embedded, a known name, a hub id, or a weights file"
 DEVICE = "auto, cpu, cuda or mps"
 PRECISION = "auto (bf16 on a GPU that has it, else fp32), fp32 or bf16"
 
@@ -43,40 +48,63 @@ class Commands:
     """The subcommands of a parser, and which of them take dotted options of the config."""
 
     def __init__(self, parser: Parser) -> None:
-        self._parsers = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+        self._parsers = parser.add_subparsers(
+            prog=parser.prog, required=True, metavar="COMMAND", help=argparse.SUPPRESS
+        )
+        self.abouts: dict[str, str] = {}  # a line for each, by its name
 
-    def add(self, name: str, do: Do, about: str, examples: str = "", *, overrides: bool = False) -> Parser:
-        """Add a subcommand; `overrides` says that it takes `--a.b VALUE`."""
+    def add(
+        self, name: str, do: Do, about: str, examples: str, *, overrides: bool = False, alias: str | None = None
+    ) -> Parser:
+        """Add a subcommand.
+
+        Args:
+            name: of the subcommand.
+            do: carries it out.
+            about: a line that says what it does.
+            examples: what is said below its options; some of it are lines to copy.
+            overrides: whether it takes `--a.b VALUE`.
+            alias: another name, which help does not mention.
+        """
         sub = self._parsers.add_parser(
             name,
-            help=about,
-            description=about,
+            aliases=[alias] if alias else [],
+            description=f"{about[0].upper()}{about[1:]}.",
             epilog=examples,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
+        self.abouts[name] = about
         sub.set_defaults(do=do, command=name, takes_overrides=overrides)
         sub.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
         return sub
 
+    def __getitem__(self, name: str) -> Parser:
+        """Return the parser of a subcommand."""
+        return self._parsers.choices[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._parsers.choices
+
     def flags(self, name: str) -> list[str]:
         """Return the undotted options of a subcommand."""
-        actions = self._parsers.choices[name]._actions
-        return [flag[2:] for action in actions for flag in action.option_strings if flag[:2] == "--"]
+        return [flag[2:] for action in self[name]._actions for flag in action.option_strings if flag[:2] == "--"]
 
     def with_overrides(self) -> list[str]:
         """Return the subcommands that take dotted options."""
-        return [name for name, sub in self._parsers.choices.items() if sub.get_default("takes_overrides")]
+        return [name for name in self.abouts if self[name].get_default("takes_overrides")]
 
 
-def add_devices(command: Parser) -> None:
-    """Add the options that say where a run is carried out."""
-    command.add_argument("--device", help=DEVICE)
-    command.add_argument("--devices", type=int, help="processes a machine, one device each")
-    command.add_argument("--nodes", type=int, help="machines")
+def add_devices(command: Parser) -> Options:
+    """Add the options that say where a run is carried out; return their group."""
+    where = command.add_argument_group(WHERE)
+    where.add_argument("--device", help=DEVICE)
+    where.add_argument("--devices", type=int, help="processes a machine, one device each")
+    where.add_argument("--nodes", type=int, help="machines")
+    return where
 
 
-def add_track(command: Parser) -> None:
+def add_track(command: Options) -> None:
     """Add the option that shows a run's log elsewhere as well."""
     command.add_argument("--track", help="show the log in tensorboard, wandb, or both with a comma; or none")
 
@@ -86,42 +114,46 @@ def trackers(options: argparse.Namespace) -> list[str] | None:
     return None if options.track is None else [name for name in names(options.track) if name != "none"]
 
 
-def add_publish(command: Parser) -> None:
+def add_publish(command: Options) -> None:
     """Add the option that writes what is published."""
     command.add_argument(
         "--publish", type=Path, metavar="FILE.json", help="also write every run and number, without paths, to this file"
     )
 
 
-def add_store(command: Parser) -> None:
-    """Add the options of commands that run many runs or reuse them."""
-    command.add_argument("--recipe", help="one of the preset's recipes (`dualprompt list presets`)")
-    command.add_argument("--backbone", help="embedded, a known name, a hub id, or a weights file")
-    command.add_argument("--runs", type=Path, help="folder that holds the runs (default: $DUALPROMPT_RUNS or runs)")
-    command.add_argument(
+def add_store(command: Parser) -> Options:
+    """Add the options of commands that run many runs or reuse them; return the group of those that say which."""
+    kept = command.add_argument_group("runs that are there already")
+    kept.add_argument("--runs", type=Path, help="folder that holds the runs (default: $DUALPROMPT_RUNS or runs)")
+    kept.add_argument(
         "--fresh", action="store_true", help="run everything anew; what is there already is moved to RUNS/aside"
     )
-    command.add_argument(
-        "--jobs", type=int, default=1, help="runs at a time, each in a process of its own (default: 1)"
-    )
+    where = command.add_argument_group(WHERE)
+    where.add_argument("--device", help=DEVICE)
+    where.add_argument("--precision", help=PRECISION)
+    where.add_argument("--jobs", type=int, default=1, help="runs at a time, each in a process of its own (default: 1)")
     add_ray(
-        command,
+        where,
         "carry the runs out on the Ray cluster at HOST:PORT, or auto; without an address on a new one, of all cores of "
         "this machine",
     )
-    command.add_argument("--ray-cpus", type=int, metavar="N", help="CPUs and threads of a run on Ray (default: 1)")
-    command.add_argument(
+    where.add_argument("--ray-cpus", type=int, metavar="N", help="CPUs and threads of a run on Ray (default: 1)")
+    where.add_argument(
         "--ray-gpus",
         type=float,
         metavar="N",
         help="GPUs of a run on Ray, 0.5 if two may share one (default: 1 if the device is a GPU)",
     )
-    command.add_argument("--device", help=DEVICE)
-    command.add_argument("--precision", help=PRECISION)
-    add_track(command)
+    return kept
 
 
-def add_ray(command: Parser, text: str) -> None:
+def add_choice(command: Options) -> None:
+    """Add the options that choose recipe and backbone."""
+    command.add_argument("--recipe", help="one of the preset's recipes (`dualprompt list presets`)")
+    command.add_argument("--backbone", help=BACKBONE)
+
+
+def add_ray(command: Options, text: str) -> None:
     """Add the option that names a Ray cluster; `text` says what for."""
     command.add_argument("--ray", nargs="?", const="local", type=ray_address, metavar="ADDRESS", help=text)
 
@@ -133,7 +165,7 @@ def ray_address(text: str) -> str:
     raise argparse.ArgumentTypeError(f"'{text}' is not HOST:PORT or auto; without an address, put --ray last")
 
 
-def add_shards(command: Parser) -> None:
+def add_shards(command: Options) -> None:
     """Add the option that spreads the pass over a lesson's images."""
     add_ray(
         command,
@@ -160,7 +192,7 @@ def workers(options: argparse.Namespace) -> AbstractContextManager[int | Workers
         if (options.ray_cpus, options.ray_gpus) != (None, None):
             raise DualPromptError("--ray-cpus and --ray-gpus go with --ray")
         return nullcontext(options.jobs)
-    if options.jobs != 1 and getattr(options, "name", None) != "auto":  # which proposes so many settings at a time
+    if options.jobs != 1 and getattr(options, "study", None) != "auto":  # which proposes so many settings at a time
         raise DualPromptError("--jobs counts processes of this machine; leave it out, Ray fills the cluster by itself")
     from dualprompt.sweeps.cluster import cluster
 
@@ -178,6 +210,20 @@ def many_overrides(options: argparse.Namespace) -> dict[str, Any]:
         "track": trackers(options),
     }
     return options.overrides | {key: value for key, value in flags.items() if value is not None}
+
+
+def dotted_options(methods: bool = True, method: str | None = None) -> dict[str, FieldInfo]:
+    """Return the fields of the config by their dotted names; of all methods, of one, or of none, which loads faster."""
+    from dualprompt.config import RunConfig, Strict
+
+    groups = {key: field.annotation for key, field in RunConfig.model_fields.items()}
+    configs = [(key, group) for key, group in groups.items() if isinstance(group, type) and issubclass(group, Strict)]
+    if methods:
+        from dualprompt.methods.base import METHODS
+
+        asked = [method] if method is not None and method in METHODS else METHODS.names()
+        configs += [("method", METHODS[name].Config) for name in asked]
+    return {f"{key}.{name}": field for key, config in configs for name, field in config.model_fields.items()}
 
 
 def names(text: str | None) -> list[str]:
@@ -210,7 +256,7 @@ def emit(options: argparse.Namespace, value: Any, *tables: Table | str) -> None:
         console = Console(width=wide(*(table for table in tables if not isinstance(table, str))))
     for table in tables:
         if isinstance(table, str):
-            console.print(table, markup=False, highlight=False, soft_wrap=True)
+            console.print(table, markup=False, emoji=False, highlight=False, soft_wrap=True)
         else:
             console.print(table)
 

@@ -3,19 +3,58 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dualprompt.commands.common import DEVICE, PRECISION, Commands, emit, sizes
 from dualprompt.errors import DualPromptError
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from dualprompt.listing import Entry
+
+LIST = """\
+Of runs: when they began, what was run, how much of it is finished, and the average accuracy after the last task, the
+mean over seeds.
+
+examples:
+  dualprompt list methods
+  dualprompt list presets
+  dualprompt list runs
+  dualprompt list runs /shared/runs --json
+"""
+
+BENCH = """\
+The twin is the same training step, written straight down without this package.
+
+examples:
+  dualprompt bench --quick
+  dualprompt bench --batch 32,128 --device cuda --end-to-end mini
+"""
+
+DATA = """\
+`get` downloads a dataset, checks it, and goes on where it was stopped. `show` counts its images by class; with --out it
+also draws some of each class.
+
+examples:
+  dualprompt data get cifar100
+  dualprompt data show mini
+  dualprompt data show photos/january --out january.png
+"""
+
 
 def add(commands: Commands) -> None:
     """Add these subcommands."""
-    listing = commands.add("list", do_list, "list what there is")
+    listing = commands.add("list", do_list, "list methods, benchmarks, backbones, presets or runs", LIST)
     listing.add_argument("what", choices=("methods", "benchmarks", "backbones", "presets", "runs"))
-    listing.add_argument("folder", nargs="?", type=Path, help="of runs: where they lie (default: runs)")
+    listing.add_argument(
+        "folder", nargs="?", type=Path, help="of runs: where they lie (default: $DUALPROMPT_RUNS or runs)"
+    )
 
-    bench = commands.add("bench", do_bench, "measure speed against a straight-line twin and the machine's arithmetic")
+    about = "measure speed against a straight-line twin and the machine's arithmetic"
+    bench = commands.add("bench", do_bench, about, BENCH)
     bench.add_argument("--backbone", default="embedded", help="as for run")
     bench.add_argument("--input-size", type=int, help="pixels a side (default: the checkpoint's)")
     bench.add_argument("--batch", help="images a step, or several numbers a,b (default: 32; on a GPU 128,24)")
@@ -25,29 +64,62 @@ def add(commands: Commands) -> None:
     bench.add_argument("--end-to-end", metavar="PRESET", help="also time a whole run of a benchmark, twice")
     bench.add_argument("--quick", action="store_true", help="shorter rounds: less exact, under a minute on 2 cores")
 
-    data = commands.add("data", do_data, "get or look at a dataset")
-    data.add_argument("action", choices=("get", "show"))
-    data.add_argument("name", nargs="+", help="dataset, group of datasets, or (for show) a folder; or several")
+    data = commands.add("data", do_data, "get or look at a dataset", DATA)
+    data.add_argument("action", choices=("get", "show"), help="download it, or look at it")
+    data.add_argument(
+        "datasets", nargs="+", metavar="NAME", help="dataset, group of datasets, or (for show) a folder; or several"
+    )
     data.add_argument("--root", type=Path, help="folder that holds the datasets (default: $DUALPROMPT_DATA)")
-    data.add_argument("--out", type=Path, help="gallery picture (default: NAME.png)")
+    data.add_argument("--out", type=Path, metavar="FILE.png", help="for show: draw some images of each class")
 
 
 def do_list(options: argparse.Namespace) -> None:
     """List methods, benchmarks, backbones, presets or runs."""
     from rich.table import Table
+    from rich.text import Text
 
+    from dualprompt.files import runs_root
     from dualprompt.listing import LISTS, runs
 
-    if options.folder is not None and options.what != "runs":
+    if options.what == "runs":
+        found = runs(options.folder or runs_root())
+        emit(options, found, runs_table(found))
+        return
+    if options.folder is not None:
         raise DualPromptError(f"`list {options.what}` takes no folder; only `list runs` does")
-    rows = runs(options.folder or Path("runs")) if options.what == "runs" else LISTS[options.what]()
-
+    rows = LISTS[options.what]()
     columns = [key for key in rows[0] if key != "notes"]  # which stand below the table, for they are long
-    table = Table(*columns, title=options.what)
+    table = Table(title=options.what)
+    for key in columns:
+        table.add_column(key.replace("_", " "), overflow="fold")  # a name that is cut cannot be copied
     for row in rows:
-        cells = (row[key] for key in columns)
-        table.add_row(*(", ".join(value) if isinstance(value, list) else str(value) for value in cells))
+        table.add_row(*(Text(cell(row[key])) for key in columns))
     emit(options, rows, table, *(f"{row['name']}: {row['notes']}" for row in rows if row.get("notes")))
+
+
+def cell(value: object) -> str:
+    """Return a value of a list for people."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ", ".join(value) if isinstance(value, list) else str(value)
+
+
+def runs_table(found: Sequence[Entry]) -> Table:
+    """Return what was run, when, and what it came to."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title="runs")
+    for heading in ("date", "name", "benchmark", "A (%), mean over seeds", "seeds", "finished"):
+        table.add_column(heading, overflow="fold")
+    for entry in found:
+        means = entry["average_accuracy"]
+        lines = [f"{name} {means[name]:.2f}" if name in means else f"{name} –" for name in entry["methods"]]
+        came_to = entry["error"] or ", ".join(lines) or entry["kind"]
+        counts = (f"{entry['seeds']}", f"{entry['finished']} of {entry['runs']}") if entry["runs"] else ("–", "–")
+        date = entry["date"][:16].replace("T", " ")
+        table.add_row(*map(Text, (date, entry["name"], entry["benchmark"], came_to, *counts)))
+    return table
 
 
 def do_bench(options: argparse.Namespace) -> None:
@@ -80,19 +152,22 @@ def do_data(options: argparse.Namespace) -> None:
     from dualprompt.files import data_root
 
     root = options.root or data_root()
+    if options.out is not None and (options.action == "get" or options.out.suffix.lower() != ".png"):
+        raise DualPromptError("--out names a PNG file for `data show` to draw, as photos.png")
     if options.action == "get":
         with Terminal() as terminal:
-            paths = [path for name in options.name for path in download.get(name, root, terminal)]
+            paths = [path for name in options.datasets for path in download.get(name, root, terminal)]
         emit(options, {"files": [str(path) for path in paths]}, *(str(path) for path in paths))
         return
-    names = [member for name in options.name for member in GROUPS.get(name, (name,))]
+    names = [member for name in options.datasets for member in GROUPS.get(name, (name,))]
     summaries, notices = [], []
     for name in names:
         dataset = load_dataset(name, root)
-        picture = options.out or Path(f"{dataset.name}.png")
-        if options.out and len(names) > 1:  # a picture for each
-            picture = options.out.with_name(f"{options.out.stem}-{dataset.name}{options.out.suffix}")
-        said = gallery.summary(dataset) | {"gallery": str(gallery.gallery(dataset, picture))}
+        said = gallery.summary(dataset) | {"gallery": None}
+        if options.out is not None:
+            alone = options.out.with_name(f"{options.out.stem}-{dataset.name}{options.out.suffix}")
+            picture = options.out if len(names) == 1 else alone  # one for each
+            said["gallery"] = str(gallery.gallery(dataset, picture))
         if is_registered(name):
             said |= {"licence": DATASETS[name].licence, "notice": DATASETS[name].notice()}
             notices += [said["notice"]] if said["notice"] else []

@@ -1,4 +1,4 @@
-"""`learn`, `evaluate`, `calibrate`, `info`: a model taught from one's own folders."""
+"""`learn`, `calibrate`, `info`: a model taught from one's own folders."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dualprompt.commands.check import asked_nested
-from dualprompt.commands.common import DEVICE, Commands, Do, Parser, add_shards, emit, shards
+from dualprompt.commands.common import BACKBONE, DEVICE, Commands, Do, Parser, add_shards, emit, shards
 from dualprompt.commands.compare import do_compare
 from dualprompt.errors import DualPromptError, InterruptedRunError
 from dualprompt.progress import counted
@@ -44,11 +44,18 @@ examples:
   dualprompt calibrate my-model --accept 0.9 --unknown photos/other-things
 """
 
+INFO = """\
+examples:
+  dualprompt info my-model
+  dualprompt info my-model --json | jq .accuracy_matrix
+  dualprompt info my-model --backbone ./moved/vit.safetensors
+"""
+
 
 def add(commands: Commands) -> None:
     """Add these subcommands."""
 
-    def with_model(name: str, do: Do, about: str, examples: str = "", overrides: bool = False) -> Parser:
+    def with_model(name: str, do: Do, about: str, examples: str, overrides: bool = False) -> Parser:
         sub = commands.add(name, do, about, examples, overrides=overrides)
         sub.add_argument("model", type=Path, help="the model's folder")
         sub.add_argument("--device", default="auto", help=DEVICE)
@@ -58,22 +65,21 @@ def add(commands: Commands) -> None:
     learn = with_model("learn", do_learn, about, LEARN, overrides=True)
     learn.add_argument("folder", type=Path, help="holds one folder of images for each class")
     learn.add_argument("--name", help="what the task is called (default: the folder's name)")
-    learn.add_argument("--epochs", type=int, help="passes over the images (default: the model's)")
     learn.add_argument("--again", action="store_true", help="learn known classes once more, as further experts")
-    learn.add_argument("--skip-bad", action="store_true", help="leave out images that cannot be read, and say which")
-    learn.add_argument("--nested", action="store_true", help="its folders are the classes, though they hold folders")
-    learn.add_argument("--backbone", help="of a new model: embedded, a known name, a hub id, or a weights file")
     learn.add_argument("--compare-backbones", nargs="?", const="", metavar="A,B", help=COMPARE)
-    learn.add_argument("--prompts", choices=("auto", "always", "never"), default="auto", help=PROMPTS)
-    learn.add_argument("--minutes", type=float, help="that training prompts may take (default: 2 for auto)")
-    add_shards(learn)
-    learn.add_argument("--method", help="of a new model: see `dualprompt list methods` (default: dualprompt-lda)")
-    learn.add_argument("--input-size", type=int, help="of a new model: pixels a side (default: the checkpoint's)")
-    learn.add_argument("--seed", type=int, help="of a new model (default: 0)")
-
-    evaluate = with_model("evaluate", do_evaluate, "evaluate a model on a folder of class folders")
-    evaluate.add_argument("folder", type=Path, help="holds one folder of images for each class")
-    evaluate.add_argument("--record", action="store_true", help="note the accuracies in the model's accuracy matrix")
+    images = learn.add_argument_group("its images")
+    images.add_argument("--skip-bad", action="store_true", help="leave out images that cannot be read, and say which")
+    images.add_argument("--nested", action="store_true", help="its folders are the classes, though they hold folders")
+    add_shards(images)
+    prompts = learn.add_argument_group("prompts")
+    prompts.add_argument("--prompts", choices=("auto", "always", "never"), default="auto", help=PROMPTS)
+    prompts.add_argument("--minutes", type=float, help="that training prompts may take (default: 2 for auto)")
+    prompts.add_argument("--epochs", type=int, help="passes over the images (default: the model's)")
+    new = learn.add_argument_group("of a new model")
+    new.add_argument("--backbone", help=BACKBONE)
+    new.add_argument("--method", help="see `dualprompt list methods` (default: dualprompt-lda)")
+    new.add_argument("--input-size", type=int, help="pixels a side (default: the checkpoint's)")
+    new.add_argument("--seed", type=int, help="of all that is drawn (default: 0)")
 
     calibrate = with_model("calibrate", do_calibrate, "let a model answer 'none of these' to strange images", CALIBRATE)
     calibrate.add_argument("--unknown", type=Path, help="folder of images that show none of its classes")
@@ -83,7 +89,7 @@ def add(commands: Commands) -> None:
     calibrate.add_argument("--off", action="store_true", help="always answer with a class")
     calibrate.add_argument("--auto", action="store_true", help="let each lesson set it again, as in a new model")
 
-    info = with_model("info", do_info, "show what a model knows and what it is made of")
+    info = with_model("info", do_info, "show what a model knows and what it is made of", INFO)
     info.add_argument("--backbone", dest="moved", help="where its backbone lies now, if that has moved; remembered")
 
 
@@ -200,36 +206,6 @@ def tasks_table(learner: ContinualLearner) -> Table:
         cells = (f"{task.id}", task.name, names, f"{task.images}", *measured, f"{task.bytes:,} B", task.learned)
         table.add_row(*(Text(cell) for cell in cells))  # Text: names may hold brackets
     return table
-
-
-def do_evaluate(options: argparse.Namespace) -> None:
-    """Judge a model on a folder."""
-    from rich.table import Table
-    from rich.text import Text
-
-    from dualprompt.console import Terminal
-    from dualprompt.metrics import wilson
-
-    opened = changed(options) if options.record else contextlib.nullcontext(open_learner(options))
-    with opened as learner, Terminal() as terminal:
-        found = learner.evaluate(options.folder, terminal, record=options.record)
-    table = Table("class", "images", "accuracy", "95 %", "taken for")
-    for name, accuracy in found.by_class.items():
-        row = found.confusion[name]
-        interval = "{:.0f}–{:.0f}".format(*wilson(row.get(name, 0), sum(row.values())))
-        table.add_row(Text(name), f"{sum(row.values())}", f"{accuracy:.1f} %", interval, Text(taken_for(name, row)))
-    by_task = Table("task", "accuracy")
-    for task in learner.tasks:
-        if task.id in found.by_task:
-            by_task.add_row(Text(task.name), f"{found.by_task[task.id]:.1f} %")
-    matching = "" if found.matching is None else f"; {found.matching:.1f} % get a class of their own task"
-    low, high = found.interval
-    message = (
-        f"{found.correct} of {found.images} images right: {found.accuracy:.1f} % ({low:.1f} to {high:.1f}){matching}"
-    )
-    if learner.threshold is not None:
-        message += f"; {found.rejected:.1f} % answered with none of these, without which {found.best:.1f} % were right"
-    emit(options, found.to_dict(), table, *([by_task] if len(found.by_task) > 1 else []), message)
 
 
 def taken_for(name: str, row: Mapping[str, int]) -> str:

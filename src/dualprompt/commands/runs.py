@@ -1,16 +1,18 @@
-"""`run`, `resume`, `eval` and `show`: one benchmark, learned task by task."""
+"""`run`, `resume` and `show`: one benchmark, learned task by task."""
 
 from __future__ import annotations
 
 import argparse
+import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dualprompt.commands.common import (
-    DEVICE,
     PRECISION,
+    WRITTEN,
     Commands,
+    add_choice,
     add_devices,
     add_track,
     emit,
@@ -35,7 +37,24 @@ examples:
   dualprompt run mini
   dualprompt run mini --methods frozen-head,dualprompt,dualprompt:head=ridge --seeds 3
   dualprompt run split-cifar100 --backbone embedded --seeds 3
+  dualprompt run mini --train.epochs 10 --method.e_layers 3-8 --method.prompting pro-t
   dualprompt run my-photos.yaml --method.e_length 10 --skip-bad --json
+"""
+
+RESUME_EXAMPLES = """\
+A run saves itself at the end of each task, and once a minute. What is finished stays as it is. The device may be
+another one than before.
+
+examples:
+  dualprompt resume runs/cifar
+  dualprompt resume runs/cifar --device cpu --track tensorboard
+"""
+
+SHOW_EXAMPLES = """\
+examples:
+  dualprompt show runs/cifar
+  dualprompt show runs/study-ablation-mini
+  dualprompt show runs/cifar --json > result.json
 """
 
 
@@ -45,36 +64,31 @@ def add(commands: Commands) -> None:
         "run", do_run, "learn a benchmark task by task, beside the no-prompt baseline", RUN_EXAMPLES, overrides=True
     )
     run.add_argument("preset", help="a preset (`dualprompt list presets`) or a YAML file")
-    run.add_argument("--backbone", help="embedded, a known name, a hub id, or a weights file")
     run.add_argument("--method", help="see `dualprompt list methods` (default: the preset's)")
     run.add_argument(
         "--methods",
         help="several side by side, with commas; NAME:OPTION=VALUE or NAME:train.OPTION=VALUE sets an option",
     )
-    run.add_argument("--recipe", help="one of the preset's recipes (`dualprompt list presets`)")
+    add_choice(run)
     run.add_argument("--seed", type=int, help="first seed (default: 0)")
-    run.add_argument("--seeds", type=int, default=1, help="how many seeds, counted up from the first")
-    run.add_argument("--out", type=Path, help="run directory (default: runs/PRESET-METHOD-TIME)")
+    run.add_argument("--seeds", type=int, default=1, help="how many seeds, counted up from the first (default: 1)")
     run.add_argument("--no-baseline", action="store_true", help="do not run frozen-head beside the methods")
     run.add_argument("--skip-bad", action="store_true", help="leave out unreadable images and count them")
-    add_devices(run)
-    run.add_argument("--precision", help=PRECISION)
-    add_track(run)
+    add_devices(run).add_argument("--precision", help=PRECISION)
+    written = run.add_argument_group(WRITTEN)
+    written.add_argument("--out", type=Path, help="run directory (default: runs/PRESET-METHOD-TIME)")
+    add_track(written)
 
-    resume = commands.add("resume", do_resume, "continue an interrupted run to the same result")
-    resume.add_argument("run", type=Path)
+    about = "continue an interrupted run to the same result"
+    resume = commands.add("resume", do_resume, about, RESUME_EXAMPLES)
+    resume.add_argument("run", type=Path, help="the folder of a run or a group of runs")
     resume.add_argument(
         "--anyway", action="store_true", help="go on although the code has changed since; its result will say so"
     )
-    add_devices(resume)
     add_track(resume)
+    add_devices(resume)
 
-    evaluate = commands.add("eval", do_eval, "evaluate a finished run again, after each of its tasks")
-    evaluate.add_argument("run", type=Path)
-    evaluate.add_argument("--device", help=DEVICE)
-    evaluate.add_argument("--selection", help="query, batch_vote, oracle, or several with commas (default: the run's)")
-
-    show = commands.add("show", do_show, "show the tables and pictures of a run, or of a study")
+    show = commands.add("show", do_show, "show the tables and pictures of a run, or of a study", SHOW_EXAMPLES)
     show.add_argument("run", type=Path, help="the folder of a run, a group of runs or a study")
 
 
@@ -176,45 +190,8 @@ def conclude(options: argparse.Namespace, runs: list[Run], folder: Path) -> None
         *(tables.accuracy_matrix(result) for result in shown),
         to_width(lambda brief: tables.headline(results, brief)),
         "\n".join(["pictures:", *(f"  {path}" for path in pictures[:LISTED]), *more]),
+        f"a page of it: dualprompt report {shlex.quote(str(folder))}",
     )
-
-
-def do_eval(options: argparse.Namespace) -> None:
-    """Evaluate the finished runs of a folder again; the baseline's own result stands beside them."""
-    from dualprompt.console import Terminal
-    from dualprompt.files import write_json
-    from dualprompt.report import run_files, tables
-    from dualprompt.training import group
-    from dualprompt.training.evaluate import evaluate_again
-    from dualprompt.training.setup import prepare
-
-    runs = run_files.finished_runs(options.run)
-    evaluated = [run for run in runs if run.config().method["name"] != group.BASELINE] or runs
-    results = {run: run.result() for run in runs}
-    selections: list[Any] = [s.strip() for s in options.selection.split(",")] if options.selection else [None]
-    here = {"device": options.device, "devices": 1, "nodes": 1}
-    here = {key: value for key, value in here.items() if value is not None}
-    found, setup = [], None
-    with Terminal() as terminal:
-        for run in evaluated:
-            run.check_backbone()
-            setup = prepare(group.elsewhere_config(run.folder, run.config(), here), terminal, share=setup)
-            run.check_same(setup.identity)
-            for selection in selections:
-                setup.method.check_selection(selection)
-            for selection in selections:
-                result = evaluate_again(setup, run, selection, terminal)
-                write_json(run.folder / f"eval-{selection or 'default'}.json", result)
-                found.append(result)
-    beside = [result for run, result in results.items() if run not in evaluated]
-    if len(found) == 1:
-        value = found[0]
-    elif len(evaluated) == 1:
-        value = {"selections": {result["selection"]: result for result in found}}
-    else:
-        value = {"results": found}
-    matrices = [tables.accuracy_matrix(result) for result in found]
-    emit(options, value, *matrices, to_width(lambda brief: tables.headline([*found, *beside], brief)))
 
 
 def do_show(options: argparse.Namespace) -> None:

@@ -7,7 +7,7 @@ import sys
 import webbrowser
 from pathlib import Path
 
-from dualprompt.commands.common import DEVICE, Commands, Parser, emit
+from dualprompt.commands.common import BACKBONE, DEVICE, Commands, Parser, emit
 from dualprompt.errors import DualPromptError
 
 EXPORT_EXAMPLES = """\
@@ -59,30 +59,31 @@ def add_export(command: Parser) -> None:
 def add_serve(command: Parser) -> None:
     """Add the options of the server."""
     command.add_argument("model", type=Path, help="the model's folder; if there is none, a new model is made")
-    command.add_argument("--host", default="127.0.0.1", help="address to bind; other than loopback needs a token")
-    command.add_argument("--port", type=int, default=8000, help="0: any free one (default: %(default)s)")
-    command.add_argument(
-        "--token", help="what every client must show (default: $DUALPROMPT_TOKEN; else one is made, for changes only)"
-    )
-    command.add_argument("--device", default="auto", help=DEVICE)
     command.add_argument("--open", action="store_true", help="open the page in this machine's browser")
-    command.add_argument(
-        "--engine", choices=("torch", "onnx"), default="torch", help="what computes (default: %(default)s)"
-    )
-    command.add_argument("--int8", action="store_true", help="with --engine onnx: 8-bit weights, faster, less exact")
-    command.add_argument(
-        "--check", type=Path, metavar="FOLDER", help="with --engine onnx: tell the change of accuracy on class folders"
-    )
     command.add_argument(
         "--review",
         type=float,
         metavar="DAYS",
         help="keep images with unsure or corrected answers so long, for people to look at (default: none is kept)",
     )
-    command.add_argument("--backbone", help="of a new model: embedded, a known name, a hub id, or a weights file")
-    command.add_argument("--method", help="of a new model: see `dualprompt list methods` (default: dualprompt-lda)")
-    command.add_argument("--input-size", type=int, help="of a new model: pixels a side (default: the checkpoint's)")
-    command.add_argument("--max-batch", type=int, default=16, help="images predicted together (default: %(default)s)")
+    network = command.add_argument_group("who may ask")
+    network.add_argument("--host", default="127.0.0.1", help="address to bind; other than loopback needs a token")
+    network.add_argument("--port", type=int, default=8000, help="0: any free one (default: %(default)s)")
+    network.add_argument(
+        "--token", help="what every client must show (default: $DUALPROMPT_TOKEN; else one is made, for changes only)"
+    )
+    engine = command.add_argument_group("what computes")
+    engine.add_argument("--device", default="auto", help=DEVICE)
+    engine.add_argument("--max-batch", type=int, default=16, help="images predicted together (default: %(default)s)")
+    engine.add_argument("--engine", choices=("torch", "onnx"), default="torch", help="default: %(default)s")
+    engine.add_argument("--int8", action="store_true", help="with --engine onnx: 8-bit weights, faster, less exact")
+    engine.add_argument(
+        "--check", type=Path, metavar="FOLDER", help="with --engine onnx: tell the change of accuracy on class folders"
+    )
+    new = command.add_argument_group("of a new model")
+    new.add_argument("--backbone", help=BACKBONE)
+    new.add_argument("--method", help="see `dualprompt list methods` (default: dualprompt-lda)")
+    new.add_argument("--input-size", type=int, help="pixels a side (default: the checkpoint's)")
 
 
 def do_export(options: argparse.Namespace) -> None:

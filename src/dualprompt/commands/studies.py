@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from dualprompt.commands.common import (
+    WRITTEN,
     Commands,
     Parser,
+    add_choice,
     add_publish,
     add_store,
+    add_track,
     emit,
     many_overrides,
     names,
@@ -48,6 +51,23 @@ examples:
   dualprompt publish docs/results/ablation.json
   dualprompt publish docs/results.md
   dualprompt publish --check docs/*.md
+"""
+
+REPORT_EXAMPLES = """\
+The page holds all that it shows, and needs no network. Several runs stand side by side in its tables.
+
+examples:
+  dualprompt report runs/cifar
+  dualprompt report runs/cifar runs/cifar-l2p --out both.html
+  dualprompt report runs/study-ablation-mini
+"""
+
+COMPARE_EXAMPLES = """\
+What differs in the config, and the second's numbers less the first's. A group counts by the mean over its seeds.
+
+examples:
+  dualprompt compare runs/cifar runs/cifar-l2p
+  dualprompt compare runs/cifar/seed-0 runs/cifar/seed-1 --json
 """
 
 STUDY_EXAMPLES = """\
@@ -92,18 +112,20 @@ def add_sweep(commands: Commands) -> None:
     )
     sweep.add_argument("--buffer", type=int, help="images that rehearsal methods keep (default: the recipe's)")
     sweep.add_argument("--seed", type=int, help="the one seed (default: 0)")
-    sweep.add_argument(
+    add_choice(sweep)
+    written = sweep.add_argument_group(WRITTEN)
+    written.add_argument(
         "--out", type=Path, help="folder for sweep.md and sweep.json (default: RUNS/sweep-PRESET, or beside it)"
     )
-    add_publish(sweep)
+    add_publish(written)
+    add_track(written)
     add_store(sweep)
 
 
 def add_pages(commands: Commands) -> None:
     """Add what shows finished work: `report`, `publish` and `compare`."""
-    report = commands.add(
-        "report", do_report, "write one HTML page about runs and studies, with figures as SVG and CSV"
-    )
+    about = "write one HTML page about runs and studies, with figures as SVG and CSV"
+    report = commands.add("report", do_report, about, REPORT_EXAMPLES)
     report.add_argument(
         "paths", type=Path, nargs="+", metavar="PATH", help="directory of a run, of several, or of a study"
     )
@@ -118,25 +140,28 @@ def add_pages(commands: Commands) -> None:
     publish.add_argument("paths", type=Path, nargs="+", metavar="FILE", help="published .json, or a Markdown page")
     publish.add_argument("--check", action="store_true", help="change nothing; fail if a page says other than its JSON")
 
-    compare = commands.add("compare", do_compare, "show two runs side by side")
-    compare.add_argument("runs", type=Path, nargs=2, metavar="RUN")
+    compare = commands.add("compare", do_compare, "show two runs side by side", COMPARE_EXAMPLES)
+    compare.add_argument("runs", type=Path, nargs=2, metavar="RUN", help="the folder of a run or a group of runs")
 
 
 def add_study(command: Parser) -> None:
     """Add the options of a study."""
     from dualprompt.studies import STUDIES
 
-    command.add_argument("name", metavar="NAME", help=", ".join(STUDIES))
+    command.add_argument("study", metavar="NAME", help=", ".join(STUDIES))
     command.add_argument("preset", nargs="?", default="mini", help="a preset or a YAML file (default: %(default)s)")
     command.add_argument("--seeds", type=int, help="how many seeds (default: 1 for searches, 3 for comparisons)")
     command.add_argument("--seed", type=int, help="first seed (default: 0)")
     command.add_argument("--budget", type=int, help="settings that each sweep of a search may try; auto: runs in all")
     command.add_argument("--buffers", help="buffer sizes of study buffers, with commas")
     command.add_argument("--methods", help="methods of study buffers, with commas")
-    command.add_argument(
+    add_choice(command)
+    written = command.add_argument_group(WRITTEN)
+    written.add_argument(
         "--out", type=Path, help="folder for table and figures (default: RUNS/study-NAME-PRESET, or beside it)"
     )
-    add_publish(command)
+    add_publish(written)
+    add_track(written)
     add_store(command)
 
 
@@ -196,7 +221,7 @@ def do_study(options: argparse.Namespace) -> None:
     from dualprompt.sweeps.obtained import complain
 
     publication.check_target(options.publish)
-    chosen = study.load(options.name)
+    chosen = study.load(options.study)
     if options.budget is not None and not chosen.searches:
         raise DualPromptError(f"study {chosen.name} searches nothing; leave --budget out")
     if chosen.name != "buffers" and (options.buffers or options.methods):

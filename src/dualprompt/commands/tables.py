@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dualprompt.commands.common import (
+    WRITTEN,
     Commands,
+    add_choice,
     add_publish,
     add_store,
+    add_track,
     emit,
     many_overrides,
     names,
@@ -67,22 +70,25 @@ def add(commands: Commands) -> None:
         help="the line that others are held against, seed by seed; METHOD@BUFFER, or none (default: dualprompt)",
     )
     table.add_argument("--buffers", help="buffer sizes of rehearsal methods, with commas (default: the paper's)")
-    table.add_argument(
-        "--format", choices=("text", "markdown", "latex", "csv"), help="default: by --out's name, or text"
-    )
-    table.add_argument(
-        "--stored", action="store_true", help="run nothing: show the seeds of each line that are finished already"
-    )
-    table.add_argument(
-        "--any-code", action="store_true", help="with --stored: show also what other code than this version's has made"
-    )
     table.add_argument("--resnet", metavar="NAME", help="the ResNet-18 of table architecture (default: resnet18-cifar)")
     table.add_argument(
         "--resnet152", metavar="FILE", help="ImageNet weights of a ResNet-152, for its lines of table architecture"
     )
-    table.add_argument("--out", type=Path, help="also write the table to this file")
-    add_publish(table)
-    add_store(table)
+    add_choice(table)
+    written = table.add_argument_group(WRITTEN)
+    written.add_argument(
+        "--format", choices=("text", "markdown", "latex", "csv"), help="default: by --out's name, or text"
+    )
+    written.add_argument("--out", type=Path, help="also write the table to this file")
+    add_publish(written)
+    add_track(written)
+    kept = add_store(table)
+    kept.add_argument(
+        "--stored", action="store_true", help="run nothing: show the seeds of each line that are finished already"
+    )
+    kept.add_argument(
+        "--any-code", action="store_true", help="with --stored: show also what other code than this version's has made"
+    )
 
 
 def do_table(options: argparse.Namespace) -> None:

@@ -122,7 +122,7 @@ def table(summary: Mapping[str, Any]) -> Table:
         notes.append(f"cannot be read: {', '.join(unreadable[:10])}" + (" …" if len(unreadable) > 10 else ""))
     if "licence" in summary:
         notes.append(f"licence: {summary['licence']}")
-    if "gallery" in summary:
+    if summary.get("gallery"):
         notes.append(f"gallery: {summary['gallery']}")
     result.caption = escape("\n".join(notes))
     return result

@@ -102,13 +102,26 @@ def _pair(name: str, item: Any) -> tuple[Any, Any]:
     raise DualPromptError(f"dataset '{name}': an item is a pair (image, label); found {type(item)}")
 
 
-def _split(name: str, images: Sequence[Any], labels: np.ndarray) -> Split:
+def pixels_of(name: str, images: Any) -> Sequence[np.ndarray] | np.ndarray:
+    """Return images as (height, width, 3) uint8 each: an array of them, or PIL images, arrays and tensors in a list.
+
+    `name` is what a complaint calls them.
+    """
     if isinstance(images, np.ndarray) and images.ndim == 4 and images.shape[-1] == 3 and images.dtype == np.uint8:
-        return Split(ArraySource(images), labels)
-    pixels = tuple(_pixels(name, image) for image in images)
+        return images
+    shape = tuple(getattr(images, "shape", ()))
+    if isinstance(images, Image.Image | str | Path) or (len(shape) == 3 and 3 in (shape[0], shape[-1])):
+        raise DualPromptError(f"{name}: several images are meant; give a list, or an array (count, height, width, 3)")
+    return tuple(_pixels(name, image) for image in images)
+
+
+def _split(name: str, images: Sequence[Any], labels: np.ndarray) -> Split:
+    pixels = pixels_of(f"dataset '{name}'", images)
+    if isinstance(pixels, np.ndarray):
+        return Split(ArraySource(pixels), labels)
     if len({each.shape for each in pixels}) == 1:
         return Split(ArraySource(np.stack(pixels)), labels)
-    return Split(PictureSource(pixels), labels)
+    return Split(PictureSource(tuple(pixels)), labels)
 
 
 def _pixels(name: str, image: Any) -> np.ndarray:
@@ -124,7 +137,7 @@ def _pixels(name: str, image: Any) -> np.ndarray:
         found = np.repeat(found, 3, axis=2)
     if found.dtype != np.uint8 or found.ndim != 3 or found.shape[-1] != 3:
         raise DualPromptError(
-            f"dataset '{name}': an image is a PIL image or uint8 of one or three channels, without normalisation; "
-            f"found {found.dtype} {found.shape}"
+            f"{name}: an image is a PIL image or uint8 of one or three channels, without normalisation; "
+            f"found {found.dtype} {found.shape}; leave out transforms such as ToTensor and Normalize"
         )
     return np.ascontiguousarray(found)

@@ -41,7 +41,8 @@ def _title(labelled: Labelled, studies: Sequence[Path]) -> tuple[str, str]:
         seeds = sorted({result["seed"] for _, result in labelled})
         title = f"{' · '.join(methods[:3])}{' …' if len(methods) > 3 else ''} on {first['benchmark']}"
         name = Path(first["backbone"]).name
-        return title, f"backbone {name}, recipe {first['recipe']}, seeds {', '.join(map(str, seeds))}"
+        numbers = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+        return title, f"backbone {name}, recipe {first['recipe']}, {numbers}"
     value = study_files.read(studies[0])
     title = value.title if len(studies) == 1 else f"{len(studies)} studies"
     return title, f"{value.benchmark}, backbone {Path(value.backbone).name}, recipe {value.recipe}"

@@ -8,7 +8,8 @@ import numpy as np
 
 from dualprompt.metrics import over_tasks
 from dualprompt.report.pictures import Grid, Line, Lines
-from dualprompt.report.tables import Result, by_method, explained, label
+from dualprompt.report.tables import ERRORS, Result, by_method, explained, label
+from dualprompt.report.verdict import two_errors
 
 
 def _numbered(count: int) -> list[str]:
@@ -78,15 +79,23 @@ def _task_names(names: Sequence[str]) -> list[str]:
 
 
 def curves(results: Sequence[Result]) -> tuple[Lines, Lines]:
-    """Return A_t and F_t over the tasks, a line a method with the deviation over its seeds."""
+    """Return A_t and F_t over the tasks, a line a method, with the deviation over its seeds.
+
+    Where every method has one seed, A has two standard errors instead, from the number of images evaluated.
+    """
+    groups = by_method(results)
+    single = all(len(group) == 1 and group[0]["judged_images"] for group in groups.values())
+    bars = explained(len(group) for group in groups.values())
     found = []
     for key, name in (("average_accuracy", "average accuracy A (%)"), ("forgetting", "forgetting F (%)")):
-        lines = []
-        for method, group in by_method(results).items():
+        lines, errors = [], single and key == "average_accuracy"
+        for method, group in groups.items():
             values = np.array([over_tasks(result["accuracy_matrix"])[key] for result in group])
-            tasks = list(map(float, range(1, values.shape[1] + 1)))
-            spread = values.std(axis=0, ddof=1).tolist() if len(group) > 1 else None
-            lines.append(Line(method, tasks, values.mean(axis=0).tolist(), spread))
-        bars = explained(len(group) for group in by_method(results).values())
-        found.append(Lines("; ".join([name.rsplit(" ", 2)[0], *bars]), "tasks learned", name, lines))
+            tasks = list(range(1, values.shape[1] + 1))
+            spread: list[float | None] | None = values.std(axis=0, ddof=1).tolist() if len(group) > 1 else None
+            if errors:
+                spread = [two_errors(group[0], count) for count in tasks]
+            lines.append(Line(method, list(map(float, tasks)), values.mean(axis=0).tolist(), spread))
+        title = "; ".join([name.rsplit(" ", 2)[0], *([ERRORS] if errors else bars)])
+        found.append(Lines(title, "tasks learned", name, lines))
     return found[0], found[1]

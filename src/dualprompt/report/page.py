@@ -12,11 +12,15 @@ from typing import Any
 
 from dualprompt.errors import DualPromptError
 from dualprompt.files import read_bytes, reason, write_text
-from dualprompt.report.pictures import Picture, save_with_data
+from dualprompt.report.drawing import save_with_data
+from dualprompt.report.pictures import COLOURS, INK, PAPER, QUIET, Picture, signed
 from dualprompt.report.sheet import Sheet
 
 LARGEST = 3_000_000  # bytes of a page
-SMALLEST = 0.68  # of a drawing's width, to which a narrow screen shrinks it
+SMALLEST = 0.7  # of a drawing's width, to which a narrow screen shrinks it
+TELEPHONE, NARROW = 340, 40  # pixels of a drawing and letters of a row, above which a telephone cuts it
+# Colours of drawings that follow the page into the dark; `report.html` says what they are there.
+THEMED = {INK: "ink", QUIET: "faint", PAPER: "paper"} | {colour: f"line-{n}" for n, colour in enumerate(COLOURS)}
 
 
 @dataclass(frozen=True)
@@ -114,7 +118,7 @@ def write(path: Path, title: str, subtitle: str, sections: list[Section]) -> Pat
     folder = path.with_name(f"{path.stem}-files")
     source = (resources.files("dualprompt.report") / "templates" / "report.html").read_text(encoding="utf-8")
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["by_kind"] = _by_kind
+    environment.filters |= {"by_kind": _by_kind, "signed": signed}
     shown = [
         {
             "name": section.name,
@@ -152,9 +156,11 @@ def _prepared(item: Item, folder: Path, prefix: str) -> dict[str, Any]:
     """Return what the template needs of an item."""
     if isinstance(item, Drawn):
         drawing = save_with_data(folder, item.name, item.picture).read_text(encoding="utf-8")
+        least = round(item.picture.size[0] * 96 * SMALLEST)
         return {
             "kind": item.kind,
-            "least": round(item.picture.size[0] * 96 * SMALLEST),
+            "least": least,
+            "wide": least > TELEPHONE,
             "svg": _inline(drawing, prefix, item.picture.title),
             "files": f"{folder.name}/{item.name}",
         }
@@ -164,7 +170,15 @@ def _prepared(item: Item, folder: Path, prefix: str) -> dict[str, Any]:
             "data": base64.b64encode(_photo(item.path)).decode(),
             "caption": item.caption,
         }
-    return {name: getattr(item, name) for name in item.__dataclass_fields__}
+    plain = {name: getattr(item, name) for name in item.__dataclass_fields__}
+    return plain | ({"wide": _wide(item.sheet)} if isinstance(item, Shown) else {})
+
+
+def _wide(sheet: Sheet) -> bool:
+    """Return whether a telephone is likely to cut a table at its right."""
+    rows = [row for rows in sheet.groups for row in rows]
+    heads = [max(map(len, column.heading.split("\n"))) for column in sheet.columns]
+    return sum(max([head, *(len(row[n]) for row in rows)]) + 2 for n, head in enumerate(heads)) > NARROW
 
 
 def _photo(path: Path) -> bytes:
@@ -179,5 +193,7 @@ def _inline(svg: str, prefix: str, title: str) -> str:
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r'\bid="', f'id="{prefix}', svg)
     svg = re.sub(r'(href="#|url\(#)', rf"\g<1>{prefix}", svg)
+    for colour, name in THEMED.items():
+        svg = re.sub(rf"(?<=: ){colour}\b", f"var(--{name}, {colour})", svg)
     safe = title.replace("&", "&amp;").replace("<", "&lt;").replace('"', "&quot;")
     return svg.replace("<svg ", f'<svg role="img" aria-label="{safe}" ', 1)

@@ -1,17 +1,12 @@
-"""What a picture is: plain data that is drawn with matplotlib straight to a file, and kept as CSV and JSON."""
+"""What a picture is: plain data that is drawn with matplotlib, and kept as CSV and JSON."""
 
 from __future__ import annotations
 
 import re
-import textwrap
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-
-from dualprompt.files import atomic, write_text
-from dualprompt.report.sheet import as_csv
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,20 +14,15 @@ if TYPE_CHECKING:
 LONGEST_NAME = 1000  # letters; a figure grows with its names
 COLOUR_MAPS = ("YlGnBu", "RdBu_r")
 MARKERS = ("o", "x")
+LEGEND_COLUMNS = 5
 CELLS = 25  # above so many rows or columns a cell has no room for its number
+LEAST = (
+    5.0  # points of a percentage that an axis spans at least, and the half of what colours span: less is often noise
+)
 INK, QUIET = "#1f2933", "#9aa5b1"
+ON_COLOUR = "#1e2832"  # text on a light cell, which stays dark where paper is dark
+PAPER = "#fffffe"
 COLOURS = ("#0b6e99", "#d9480f", "#2b8a3e", "#862e9c", "#b8860b", "#c2255c", "#5c940d", "#495057")
-STYLE = {
-    "svg.fonttype": "none",  # text stays text: small, searchable, sharp
-    "svg.hashsalt": "dualprompt",  # the same picture gives the same file
-    "font.family": ["sans-serif"],
-    "font.sans-serif": ["DejaVu Sans"],
-    "axes.labelsize": 10,
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-}
 
 
 @dataclass(frozen=True)
@@ -58,7 +48,7 @@ class Grid:
     def size(self) -> tuple[float, float]:
         """Width and height in inches."""
         names = 0.07 * max(map(len, self.rows))
-        return 1.5 + names + 0.56 * min(len(self.columns), CELLS), 1.5 + 0.42 * min(len(self.rows), CELLS)
+        return 1.5 + names + 0.52 * min(len(self.columns), CELLS), 1.5 + 0.42 * min(len(self.rows), CELLS)
 
     def data(self) -> list[dict[str, Any]]:
         """Return the numbers, a row for each cell."""
@@ -70,12 +60,22 @@ class Grid:
             if value is not None
         ]
 
+    def _range(self, values: np.ndarray) -> tuple[float, float]:
+        """Return the values of the first and the last colour; where they are open, noise must not fill the scale."""
+        low = float(np.nanmin(values)) if self.low is None else self.low
+        high = float(np.nanmax(values)) if self.high is None else self.high
+        low, high = min(low, high), max(low, high)  # a file from elsewhere may have them the other way round
+        noise = [each for row in self.spread or () for each in row if each is not None]
+        lacking = max(2 * LEAST, 4 * max(noise, default=0.0)) - (high - low)
+        if lacking > 0 and self.unit.endswith("(%)"):
+            low -= lacking / 2 if self.low is None else 0
+            high += lacking / 2 if self.high is None else 0
+        return low, high
+
     def draw(self, ax: Axes) -> None:
         """Draw the cells, and their numbers where there is room."""
         values = np.array(self.values, dtype=float)
-        low = np.nanmin(values) if self.low is None else self.low
-        high = np.nanmax(values) if self.high is None else self.high
-        low, high = min(low, high), max(low, high)  # a file from elsewhere may have them the other way round
+        low, high = self._range(values)
         picture = ax.imshow(
             values, cmap=self.colours, vmin=low, vmax=high, aspect="auto", interpolation="none", alpha=0.95
         )
@@ -84,11 +84,11 @@ class Grid:
                 if np.isfinite(value):
                     red, green, blue, _ = picture.to_rgba(value)
                     dark = 0.3 * red + 0.6 * green + 0.1 * blue < 0.55
-                    colour = "white" if dark else INK
+                    colour = "white" if dark else ON_COLOUR
                     around = None if self.spread is None else self.spread[row][column]
                     lift = 0 if around is None else 0.14
                     style: dict[str, Any] = {"ha": "center", "va": "center", "color": colour}
-                    ax.text(column, row - lift, f"{value:.{self.digits}f}", fontsize=8.5, **style)
+                    ax.text(column, row - lift, signed(f"{value:.{self.digits}f}"), fontsize=8.5, **style)
                     if around is not None:
                         ax.text(column, row + 0.24, f"± {around:.{self.digits}f}", fontsize=6.5, **style)
         else:
@@ -130,8 +130,23 @@ class Lines:
     mark_best: bool = False
     joined: bool = True  # False: there is nothing between two places
     whole: bool = True  # x counts something: ticks are the values themselves
-    size: ClassVar[tuple[float, float]] = (5.3, 3.4)
     kind: ClassVar[str] = "lines"
+
+    @property
+    def size(self) -> tuple[float, float]:
+        """Width and height in inches."""
+        return 4.6, 3.4 + (0.19 * -(-len(self.lines) // self._columns) if self._below else 0)
+
+    @property
+    def _below(self) -> bool:
+        """Whether the legend stands below: the search for a free corner sees neither bars nor levels."""
+        return len(self.lines) > 4 or any(line.level or line.spread is not None for line in self.lines)
+
+    @property
+    def _columns(self) -> int:
+        """How many names a line of the legend has room for."""
+        longest = max(len(line.name) for line in self.lines)
+        return max(1, min(3, len(self.lines), int(4.4 / (0.45 + 0.075 * longest))))
 
     def data(self) -> list[dict[str, Any]]:
         """Return the numbers, a row for each point."""
@@ -162,10 +177,14 @@ class Lines:
             if spread is not None:
                 aside = min(0.05, 0.3 / len(self.lines)) * (number - (len(self.lines) - 1) / 2)
                 bars = {"ecolor": colour, "elinewidth": 1.0, "capsize": 2.5, "alpha": 0.8}
-                ax.errorbar(np.array(line.x) + aside, y, np.nan_to_num(spread), fmt="none", **bars)
+                ax.errorbar(np.array(line.x) + aside, y, np.where(spread > 0, spread, np.nan), fmt="none", **bars)
             best = int(y.argmax())
             if self.mark_best and (y.round(2) == y[best].round(2)).sum() == 1:  # equals have no winner
                 ax.plot(line.x[best], y[best], marker="o", markersize=10, markerfacecolor="none", color=colour)
+        if self.y.endswith("(%)"):
+            low, high = ax.get_ylim()
+            lacking = max(0.0, LEAST - (high - low)) / 2
+            ax.set_ylim(low - lacking, min(high + lacking, 102))  # no share is above 100 %, but bars may be
         ticks = sorted({x for line in self.lines if not line.level for x in line.x})
         if self.places:
             ax.set_xticks(range(len(self.places)), self.places, rotation=35 if len(self.places) > 6 else 0, ha="center")
@@ -173,9 +192,9 @@ class Lines:
             ax.set_xticks(ticks[:: -(-len(ticks) // 20)])
         ax.grid(axis="y", color=QUIET, alpha=0.3)
         if len(self.lines) > 1 or self.lines[0].name:
-            # Below, where there are lines that the search for a free corner does not see, or many.
-            below = any(line.level for line in self.lines) or len(self.lines) > 4
-            place = {"loc": "upper center", "bbox_to_anchor": (0.45, -0.2), "ncols": 3} if below else {}
+            place = (
+                {"loc": "upper center", "bbox_to_anchor": (0.45, -0.2), "ncols": self._columns} if self._below else {}
+            )
             legend = ax.legend(frameon=False, fontsize=8.5, **place)
             for text in legend.get_texts():
                 text.set_parse_math(False)
@@ -198,8 +217,12 @@ class Points:
 
     title: str
     clouds: list[Cloud]
-    size: ClassVar[tuple[float, float]] = (6.4, 4.4)
     kind: ClassVar[str] = "points"
+
+    @property
+    def size(self) -> tuple[float, float]:
+        """Width and height in inches: below the plane is room for a legend."""
+        return 4.6, 4.0 + 0.19 * -(-len(self._legend()) // LEGEND_COLUMNS)
 
     def data(self) -> list[dict[str, Any]]:
         """Return the points."""
@@ -212,23 +235,49 @@ class Points:
     def draw(self, ax: Axes) -> None:
         """Draw the points, a colour and marker for each group."""
         import matplotlib
+        from matplotlib.lines import Line2D
 
-        shades = matplotlib.colormaps["tab10" if max(cloud.colour for cloud in self.clouds) < 10 else "turbo"]
         most = max(cloud.colour for cloud in self.clouds) or 1
+
+        def shade(colour: int) -> Any:
+            return matplotlib.colormaps["tab10"](colour) if most < 10 else matplotlib.colormaps["turbo"](colour / most)
+
         for cloud in self.clouds:
-            colour = shades(cloud.colour if most < 10 else cloud.colour / most)
-            ax.plot(cloud.x, cloud.y, cloud.marker, color=colour, markersize=3.6, markeredgewidth=0.8, label=cloud.name)
+            ax.plot(
+                cloud.x, cloud.y, cloud.marker, color=shade(cloud.colour), markersize=3.6, markeredgewidth=0.8
+            )  # fmt: skip
         ax.set_xticks([])
         ax.set_yticks([])
         for side in ax.spines.values():
             side.set_color(QUIET)
             side.set_visible(True)
-        if len(self.clouds) <= 24:
-            columns = 1 if len(self.clouds) <= 12 else 2
-            ax.legend(
-                frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), ncols=columns,
-                handletextpad=0.2, columnspacing=0.8,
-            )  # fmt: skip
+        handles = [
+            Line2D([], [], color=colour if isinstance(colour, str) else shade(colour), marker=marker, linestyle="",
+                   markersize=4.5, markeredgewidth=0.8, label=name)
+            for name, colour, marker in self._legend()
+        ]  # fmt: skip
+        legend = ax.legend(
+            handles=handles, frameon=False, fontsize=8.5, loc="upper center", bbox_to_anchor=(0.5, 0.0),
+            ncols=min(LEGEND_COLUMNS, len(handles)), handletextpad=0.1, columnspacing=0.8,
+        )  # fmt: skip
+        for text in legend.get_texts():
+            text.set_parse_math(False)
+
+    def _legend(self) -> list[tuple[str, int | str, str]]:
+        """Return names with their colours and markers.
+
+        Where names are KIND, GROUP, with a marker for each kind and a colour for each group, they are told apart.
+        """
+        parts = [(*cloud.name.partition(", ")[::2], cloud) for cloud in self.clouds]
+        kinds = {(kind, cloud.marker) for kind, _, cloud in parts}
+        groups = {(group, cloud.colour) for _, group, cloud in parts}
+        apart = len(kinds) == len({kind for kind, _ in kinds}) and len(groups) == len({group for group, _ in groups})
+        if not apart or not all(group for _, group, _ in parts):
+            return [(cloud.name, cloud.colour, cloud.marker) for cloud in self.clouds]
+        told: dict[tuple[str, int | str, str], None] = dict.fromkeys(
+            (kind, INK, cloud.marker) for kind, _, cloud in parts
+        )
+        return list(told | dict.fromkeys((group, cloud.colour, "s") for _, group, cloud in parts))
 
 
 Picture = Grid | Lines | Points
@@ -276,44 +325,9 @@ def as_plain(picture: Picture) -> dict[str, Any]:
     return {"kind": picture.kind, **asdict(picture)}
 
 
-def save(path: Path, *pictures: Picture) -> Path:
-    """Draw pictures side by side to a file whose suffix says its format."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    width, height = sum(p.size[0] for p in pictures), max(p.size[1] for p in pictures)
-    with matplotlib.rc_context(STYLE):  # pyright: ignore[reportArgumentType]
-        figure = Figure(figsize=(width, height), layout="constrained", dpi=120)
-        for ax, picture in zip(figure.subplots(1, len(pictures), squeeze=False)[0], pictures, strict=True):
-            ax.tick_params(labelsize=9)
-            for side in ("top", "right"):
-                ax.spines[side].set_visible(False)
-            picture.draw(ax)
-            if not isinstance(picture, Points):
-                ax.set_xlabel(picture.x, parse_math=False)
-                ax.set_ylabel(picture.y, parse_math=False)
-            room = 7 if isinstance(picture, Points) else 12  # letters an inch; beside points stands a legend
-            title = textwrap.fill(picture.title, int(room * picture.size[0]))
-            ax.set_title(title, fontsize=10, parse_math=False)
-        form = path.suffix.removeprefix(".")
-        with atomic(path) as partial:
-            figure.savefig(partial, format=form, metadata={"Date": None} if form == "svg" else None)
-            if form == "svg":
-                partial.write_text(_smaller(partial.read_text(encoding="utf-8")), encoding="utf-8")
-    return path
-
-
-def save_with_data(folder: Path, name: str, picture: Picture) -> Path:
-    """Draw a picture as `NAME.svg` and write its numbers to `NAME.csv`; return the drawing."""
-    write_text(folder / f"{name}.csv", as_csv(picture.data()))
-    return save(folder / f"{name}.svg", picture)
-
-
-def _smaller(svg: str) -> str:
-    """Drop from an SVG what no viewer needs: metadata, comments, and digits far below a pixel."""
-    svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
-    svg = re.sub(r"(?<=\d\.\d\d)\d+(?=[ \"\n,)])", "", svg)
-    return re.sub(r"\n\s*", "\n", svg)
+def signed(text: str) -> str:
+    """Return a text with minus signs before its negative numbers, where hyphens stood."""
+    return re.sub(r"(?<![\w.\-–—])-(?=\d)", "−", text)
 
 
 def _shortened(name: str) -> str:

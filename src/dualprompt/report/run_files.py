@@ -13,7 +13,7 @@ from dualprompt.errors import DualPromptError
 from dualprompt.files import write_json, write_text
 from dualprompt.metrics import mean_and_deviation
 from dualprompt.report import figures, tables
-from dualprompt.report.pictures import save
+from dualprompt.report.drawing import save
 from dualprompt.run.folder import Run
 from dualprompt.training.group import BASELINE, is_run, members_of
 

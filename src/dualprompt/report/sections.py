@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import yaml
@@ -93,7 +94,8 @@ def _keys(labelled: Labelled) -> list[Item]:
     for name, run in _firsts(labelled).items():
         keys = task_keys(run)
         if keys is not None and len(keys) > 1:
-            items.append(Drawn(f"keys-{_file(name)}", figures.key_grid(keys, run.result()["tasks"])))
+            grid = figures.key_grid(keys, run.result()["tasks"])
+            items.append(Drawn(f"keys-{_file(name)}", replace(grid, title=f"{name}: {grid.title}")))
     return items
 
 
@@ -102,7 +104,8 @@ def _prompts(labelled: Labelled) -> list[Item]:
     for name, run in _firsts(labelled).items():
         prompts = collect(run)
         if prompts is not None and prompts.e[..., 0].size + prompts.g[..., 0].size >= 10:
-            items.append(Drawn(f"prompts-{_file(name)}", plane(prompts)))
+            points = plane(prompts)
+            items.append(Drawn(f"prompts-{_file(name)}", replace(points, title=f"{name}: {points.title}")))
     return items
 
 

@@ -1,8 +1,9 @@
-"""A table of text in several forms: for the terminal, as Markdown and LaTeX; and plain values as CSV."""
+"""A table of text in several forms: for the terminal, as Markdown, LaTeX and HTML; and plain values as CSV."""
 
 from __future__ import annotations
 
 import csv
+import html
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -55,6 +56,24 @@ def as_markdown(sheet: Sheet) -> str:
     head.append(line(["--:" if column.right else "---" for column in sheet.columns]))
     body = [line(row) for rows in sheet.groups for row in rows]
     return "\n".join([f"**{sheet.title}**", "", *head, *body, *(f"\n{remark}" for remark in sheet.remarks), ""])
+
+
+def as_html(sheet: Sheet) -> str:
+    """Return a sheet as a plain HTML table, for notebooks."""
+
+    def line(cells: Sequence[str], kind: str) -> str:
+        aligned = zip(cells, sheet.columns, strict=True)
+        parts = (
+            f'<{kind} style="text-align: {"right" if column.right else "left"}">{html.escape(cell)}</{kind}>'
+            for cell, column in aligned
+        )
+        return f"<tr>{''.join(parts)}</tr>"
+
+    head = line([column.heading.replace("\n", " ") for column in sheet.columns], "th")
+    body = "".join(line(row, "td") for rows in sheet.groups for row in rows)
+    remarks = "".join(f"<p><small>{html.escape(remark)}</small></p>" for remark in sheet.remarks)
+    caption = f'<caption style="text-align: left">{html.escape(sheet.title)}</caption>'
+    return f"<table>{caption}<thead>{head}</thead><tbody>{body}</tbody></table>{remarks}"
 
 
 LATEX = {

@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
 from dualprompt.metrics import mean_and_deviation
 from dualprompt.report.sheet import Column, Sheet, as_rich
+from dualprompt.report.verdict import two_errors
 
 Result = dict[str, Any]
 ABSENT = "–"
+ERRORS = "± is two standard errors, from the number of images"
 METRICS = (
     ("average_accuracy", "A (%)"),
     ("forgetting", "F (%)"),
@@ -63,7 +64,7 @@ def headline_sheet(results: Sequence[Result]) -> Sheet:
         count = group[0]["parameters"]
         sizes = (f"{count['trained']:,}", f"{count['mb']:.2f}", f"{count['percent_of_backbone']:.2f}")
         rows.append((name, str(len(group)), *(_mean(group, key) for key, _ in shown), *sizes))
-    remarks = explained(len(group) for group in by_method(results).values())
+    remarks = explained(len(group) for group in by_method(results).values()) or _one_seed(results)
     if not repeats:
         remarks.append("BWT is −F but where the accuracy on a task rose after it was learned and fell again")
     if any(result.get("selection") == "batch_vote" for result in results):
@@ -76,6 +77,14 @@ def headline_sheet(results: Sequence[Result]) -> Sheet:
         (tuple(rows),),
         tuple(remarks),
     )
+
+
+def _one_seed(results: Sequence[Result]) -> list[str]:
+    """Return the line that says how far numbers of one seed can be trusted, where the images were counted."""
+    errors = [error for result in results if (error := two_errors(result)) is not None]
+    if not errors:
+        return []
+    return [f"one seed: by the number of images alone, A may be off by {max(errors):.1f} points (two standard errors)"]
 
 
 def headline(results: Sequence[Result], brief: bool = False) -> Table:
@@ -113,18 +122,24 @@ def plus_minus(mean: float, deviation: float) -> str:
     return f"{mean:.2f} ± {deviation:.2f}"
 
 
-def accuracy_matrix(result: Result) -> Table:
+def matrix_sheet(result: Result) -> Sheet:
     """Return S: a row after each task, a column a task, in percent."""
-    matrix = result["accuracy_matrix"]
-    title = f"accuracy matrix of {label(result)}, seed {result['seed']} (%)"
-    table = Table(title=title, min_width=len(title))
-    table.add_column("after task")
-    for task in range(len(matrix)):
-        table.add_column(f"task {task + 1}", justify="right")
+    matrix, rows = result["accuracy_matrix"], []
     for t, row in enumerate(matrix):
         name = result["tasks"][t]
         place = f"{t + 1}" if name == f"task {t + 1}" else f"{t + 1} {name}"
-        table.add_row(escape(place), *(f"{value:.1f}" for value in row), *[""] * (len(matrix) - len(row)))
+        rows.append((place, *(f"{value:.1f}" for value in row), *[""] * (len(matrix) - len(row))))
+    return Sheet(
+        f"accuracy matrix of {label(result)}, seed {result['seed']} (%)",
+        (Column("after task", right=False), *(Column(f"task {task + 1}") for task in range(len(matrix)))),
+        (tuple(rows),),
+    )
+
+
+def accuracy_matrix(result: Result) -> Table:
+    """Return S for the terminal."""
+    table = as_rich(matrix_sheet(result))
+    table.min_width = len(str(table.title))
     return table
 
 

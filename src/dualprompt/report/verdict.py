@@ -79,11 +79,18 @@ def paired(results: Results, others: Results, key: str = "average_accuracy") -> 
     return over_seeds(gaps, _two_errors(mine[common[0]], theirs[common[0]]) if binomial else None)
 
 
-def _two_errors(result: Mapping[str, Any], other: Mapping[str, Any]) -> float | None:
-    pair = (result, other)
-    if not all(each["judged_images"] for each in pair):
+def _two_errors(*results: Mapping[str, Any]) -> float | None:
+    """Return two standard errors of the sum or difference of the A of results, from their numbers of images."""
+    if not all(each["judged_images"] for each in results):
         return None
-    return 2 * sum(variance(each["accuracy_matrix"], each["judged_images"]) for each in pair) ** 0.5
+    return 2 * sum(variance(each["accuracy_matrix"], each["judged_images"]) for each in results) ** 0.5
+
+
+def two_errors(result: Mapping[str, Any], tasks: int | None = None) -> float | None:
+    """Return two standard errors of A after the first `tasks` tasks, or all; None where the images were not counted."""
+    matrix, images = result["accuracy_matrix"], result["judged_images"]
+    count = len(matrix) if tasks is None else tasks
+    return _two_errors({"accuracy_matrix": matrix[:count], "judged_images": images and images[:count]})
 
 
 def decide(difference: Difference | None, expected: float = 1.0) -> Word:

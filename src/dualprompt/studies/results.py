@@ -8,7 +8,8 @@ from typing import Any
 
 from dualprompt.errors import DualPromptError
 from dualprompt.files import digest, write_json, write_text
-from dualprompt.report.pictures import as_plain, save_with_data
+from dualprompt.report.drawing import save_with_data
+from dualprompt.report.pictures import as_plain
 from dualprompt.report.sheet import as_csv, as_markdown, as_rich
 from dualprompt.report.study_files import FILE
 from dualprompt.report.tables import text

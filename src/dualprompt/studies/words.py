@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dualprompt.metrics import mean_and_deviation
 from dualprompt.progress import counted
 from dualprompt.report.sheet import Column, Sheet
-from dualprompt.report.tables import ABSENT, explained, over_seeds
-from dualprompt.report.verdict import RULE, Difference, Verdict, paired, verdict_on
+from dualprompt.report.tables import ABSENT, ERRORS, explained, over_seeds
+from dualprompt.report.verdict import RULE, Difference, Verdict, paired, two_errors, verdict_on
 from dualprompt.studies.study import Context, Row, Setting, at_top, best
 from dualprompt.sweeps import paper
 
@@ -50,7 +50,12 @@ def leader(rows: Sequence[Row], name: Callable[[Row], str]) -> str:
 
 
 def spread(rows: Sequence[Row]) -> list[float | None] | None:
-    """Return the deviation of each row's accuracy over its seeds, for a picture; None if no row has several."""
+    """Return what stands behind ± in a picture: the deviation of each row's accuracy over its seeds.
+
+    Where every row has one seed, it is two standard errors of the accuracy; None where the images were not counted.
+    """
+    if _single(rows):
+        return [two_errors(row.results[0]) if row.results else None for row in rows]
     numbers = [row.numbers("average_accuracy") for row in rows]
     found = [mean_and_deviation(each)[1] if len(each) > 1 else None for each in numbers]
     return None if set(found) <= {None} else found
@@ -87,13 +92,20 @@ def evaluated_on(rows: Sequence[Row]) -> str:
     benchmark = rows[0].obtained[0].config.benchmark
     where = "test images"
     if benchmark.evaluate_on == "validation":
-        where = f"{benchmark.validation:.0%} of the training images, held out"
+        where = f"{100 * benchmark.validation:.0f} % of the training images, held out"
     return f"{where}, {counted(len(rows[0].obtained), 'seed')}"
 
 
 def pictured(title: str, rows: Sequence[Row]) -> str:
     """Return the title of a picture: what rows were evaluated on, how often, and what its bars are."""
-    return "; ".join([f"{title}: {evaluated_on(rows)}", *explained(len(row.results) for row in rows)])
+    bars = [ERRORS] if _single(rows) else explained(len(row.results) for row in rows)
+    return "; ".join([f"{title}: {evaluated_on(rows)}", *bars])
+
+
+def _single(rows: Sequence[Row]) -> bool:
+    """Return whether rows have one seed each, whose images were counted."""
+    found = [row.results for row in rows if row.results]
+    return bool(found) and all(len(results) == 1 and results[0]["judged_images"] for results in found)
 
 
 def _notes(groups: Sequence[Sequence[Row]], marked: Sequence[Row]) -> dict[int, str]:

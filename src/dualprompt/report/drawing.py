@@ -1,0 +1,98 @@
+"""Pictures on paper: as figures of matplotlib, and as files with their numbers beside them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dualprompt.files import atomic, write_text
+from dualprompt.report.pictures import INK, PAPER, Picture, Points
+from dualprompt.report.sheet import as_csv
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+TITLE = 10  # points
+STYLE = {
+    "svg.fonttype": "none",  # text stays text: small, searchable, sharp
+    "svg.hashsalt": "dualprompt",  # the same picture gives the same file
+    "font.family": ["sans-serif"],
+    "font.sans-serif": ["DejaVu Sans"],
+    "axes.labelsize": 10,
+    "figure.facecolor": PAPER,
+    "savefig.facecolor": PAPER,
+    "axes.facecolor": "none",
+    "axes.edgecolor": INK,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+}
+
+
+def figure_of(*pictures: Picture) -> Figure:
+    """Return pictures side by side in one figure, which no window or notebook owns."""
+    import matplotlib
+
+    from dualprompt.report.notebook import NotebookFigure
+
+    widths, height = [picture.size[0] for picture in pictures], max(picture.size[1] for picture in pictures)
+    with matplotlib.rc_context(STYLE):  # pyright: ignore[reportArgumentType]
+        figure = NotebookFigure(figsize=(sum(widths), height), layout="constrained", dpi=120)
+        parts = figure.subfigures(1, len(pictures), squeeze=False, width_ratios=widths)[0]
+        for part, picture in zip(parts, pictures, strict=True):
+            part.set_facecolor("none")
+            ax = part.subplots()
+            ax.tick_params(labelsize=9)
+            for side in ("top", "right"):
+                ax.spines[side].set_visible(False)
+            picture.draw(ax)
+            if not isinstance(picture, Points):
+                ax.set_xlabel(picture.x, parse_math=False)
+                ax.set_ylabel(picture.y, parse_math=False)
+            title = _folded(picture.title, 72 * picture.size[0] - 12)
+            part.suptitle(title, fontsize=TITLE, parse_math=False)
+    return figure
+
+
+def _folded(text: str, room: float) -> str:
+    """Return a title in lines that are no wider than `room` points."""
+    from matplotlib.textpath import TextPath
+
+    def wide(line: str) -> float:
+        return TextPath((0, 0), line.replace("$", "S"), size=TITLE).get_extents().width
+
+    lines = [""]
+    for word in text.split():
+        longer = f"{lines[-1]} {word}".strip()
+        if lines[-1] and wide(longer) > room:
+            lines.append(word)
+        else:
+            lines[-1] = longer
+    return "\n".join(lines)
+
+
+def save(path: Path, *pictures: Picture) -> Path:
+    """Draw pictures side by side to a file whose suffix says its format."""
+    import matplotlib
+
+    form = path.suffix.removeprefix(".")
+    with matplotlib.rc_context(STYLE), atomic(path) as partial:  # pyright: ignore[reportArgumentType]
+        figure_of(*pictures).savefig(partial, format=form, metadata={"Date": None} if form == "svg" else None)
+        if form == "svg":
+            partial.write_text(_smaller(partial.read_text(encoding="utf-8")), encoding="utf-8")
+    return path
+
+
+def save_with_data(folder: Path, name: str, picture: Picture) -> Path:
+    """Draw a picture as `NAME.svg` and write its numbers to `NAME.csv`; return the drawing."""
+    write_text(folder / f"{name}.csv", as_csv(picture.data()))
+    return save(folder / f"{name}.svg", picture)
+
+
+def _smaller(svg: str) -> str:
+    """Drop from an SVG what no viewer needs: metadata, comments, and digits far below a pixel."""
+    svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"(?<=\d\.\d\d)\d+(?=[ \"\n,)])", "", svg)
+    return re.sub(r"\n\s*", "\n", svg)
