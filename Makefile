@@ -6,7 +6,7 @@ METHODS ?= frozen-head,dualprompt,dualprompt-rp
 LITTLE ?= --benchmark.train_per_class 8 --benchmark.test_per_class 8 --backbone.input_size 160 --train.epochs 2 --train.batch_size 8
 DEMO := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: install demo test test-slow lint clean
+.PHONY: install demo docs test test-slow lint clean
 
 install: .venv/.installed
 
@@ -20,10 +20,14 @@ demo: install
 	$(BIN)/dualprompt report $(DEMO)
 
 lint: install
-	$(BIN)/ruff check src tests
-	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests tools examples docs
+	$(BIN)/ruff format --check src tests tools examples docs
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+
+docs: install
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going docs docs/_build/html
+	$(BIN)/python -m tools.site.links docs/_build/html
 
 test: lint
 	$(BIN)/python -m pytest -n 3 --dist loadgroup --durations 10
@@ -32,4 +36,4 @@ test-slow: install
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m slow
 
 clean:
-	rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv build dist docs/_build .pytest_cache .ruff_cache .hypothesis .import_linter_cache
