@@ -26,7 +26,7 @@ lint: install
 	$(BIN)/lint-imports
 
 docs: install
-	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going docs docs/_build/html
+	$(BIN)/sphinx-build --quiet --fresh-env --fail-on-warning --keep-going docs docs/_build/html
 	$(BIN)/python -m tools.site.links docs/_build/html
 
 test: lint

@@ -24,7 +24,6 @@ exclude_patterns = ["_build", "experiments/*.json", "results/*.json"]
 
 myst_enable_extensions = ["attrs_block", "colon_fence", "deflist"]
 myst_heading_anchors = 4
-suppress_warnings = ["toc.empty_glob"]  # pages that a table of contents takes up when they come
 
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True

@@ -66,9 +66,9 @@ def test_two_tables_stand_side_by_side(folder: Path) -> None:
 
 
 def test_records_and_sentences_of_any_json(folder: Path) -> None:
-    marker = 'speed.json records at=rates columns="what|batch|ours[,.0f] as images a second"'
+    marker = 'speed.json records at=rates columns="what|batch|ours[,.0f]"'
     assert filled(folder, marker) == [
-        "| what | batch | images a second |",
+        "| what | batch | ours |",
         "| --- | --: | --: |",
         "| train | 24 | 5,015 |",
         "| evaluate | 128 | 12,305 |",
@@ -77,8 +77,9 @@ def test_records_and_sentences_of_any_json(folder: Path) -> None:
         "| machine | 12305 |",
         "| machine | 12305 |",
     ]
-    assert filled(folder, 'speed.json text "{name}: {rate[.0f]} and {rates/0/ours[+.1f]}."') == [
-        "machine: 682 and +5015.3."
+    assert filled(folder, 'speed.json text "- {name}: {rate[.0f]}" "- {rates/0/ours[+.1f]}"') == [
+        "- machine: 682",
+        "- +5015.3",
     ]
 
 
@@ -96,7 +97,7 @@ def test_records_and_sentences_of_any_json(folder: Path) -> None:
         ("speed.json text {rates}", "'rates' is no single value"),
         ("speed.json text {name[.1f]}", "'name' is 'machine', which has no format '.1f'"),
         ("speed.json text {a]}", "write a value as path or path"),
-        ("speed.json text", "write <!-- published FILE table"),
+        ("speed.json text", "a text has one file, and lines in quotes"),
         ("speed.json,speed.json text a", "a text has one file"),
         ("speed.json finding at=rates", "a finding takes no options; found 'at'"),
     ],

@@ -37,7 +37,12 @@ def section(name: str, parser: argparse.ArgumentParser) -> str:
         groups.setdefault(title, []).extend(action for action in group._group_actions if visible(action))
     for title, actions in groups.items():
         if actions:
-            parts += [f"| {title} | |", "|---|---|", *(row(parser, action) for action in actions), ""]
+            parts += [
+                f"| {title or 'option'} | what it does |",
+                "|---|---|",
+                *(row(parser, action) for action in actions),
+                "",
+            ]
     if parser.epilog:
         parts += ["```text", parser.epilog.strip("\n"), "```", ""]
     return "\n".join(parts)

@@ -1,4 +1,4 @@
-"""A Sphinx extension: directives that read the reference from the code, and notebooks as pages."""
+"""A Sphinx extension: a directive that reads the reference from the code, notebooks as pages, and pages nobody listed."""
 
 from __future__ import annotations
 
@@ -11,30 +11,28 @@ from sphinx.util.docutils import SphinxDirective
 from tools.site import commands, keys, notebooks
 
 
+OTHERS = "(other pages)"
+
+
 class Generated(SphinxDirective):
     """Puts Markdown that is made from the code into a page.
 
     ```{generated} config
     ```
 
-    `config`, `methods`, `commands`, or `method NAME`.
+    `config`, `methods` or `commands`.
     """
 
     required_arguments = 1
-    optional_arguments = 1
     has_content = False
 
     def run(self) -> list[nodes.Node]:
         """Return what was asked for, as nodes."""
         makers = {"config": keys.run_config, "methods": keys.methods, "commands": commands.commands}
-        what, *names = self.arguments
-        if what == "method" and names:
-            text = keys.method(names[0])
-        elif what in makers and not names:
-            text = makers[what]()
-        else:
-            raise self.error(f"generated: write one of {', '.join(makers)}, or method NAME; found {self.arguments}")
-        return self.parse_text_to_nodes(text, allow_section_headings=True)
+        make = makers.get(self.arguments[0])
+        if make is None:
+            raise self.error(f"generated: write one of {', '.join(makers)}; found {self.arguments[0]}")
+        return self.parse_text_to_nodes(make(), allow_section_headings=True)
 
 
 class NotebookParser(MystParser):
@@ -47,8 +45,17 @@ class NotebookParser(MystParser):
         super().parse(notebooks.markdown(inputstring), document)
 
 
+def take_up(app: Sphinx, page: str, source: list[str]) -> None:
+    """Put pages of the first level that the front page does not list where it says so: new ones are then in the site."""
+    if page == app.config.root_doc:
+        listed = {page, *source[0].split()}
+        others = sorted(name for name in app.env.found_docs if "/" not in name and name not in listed)
+        source[0] = source[0].replace(OTHERS, "\n".join(others))
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """Add all that to a build."""
+    app.connect("source-read", take_up)
     app.add_directive("generated", Generated)
     app.add_source_suffix(".ipynb", "notebook")
     app.add_source_parser(NotebookParser)

@@ -109,16 +109,13 @@ def run_config() -> str:
     return "\n".join(parts)
 
 
-def method(name: str) -> str:
-    """Return the options of a method, with what it brings itself and what it takes."""
-    kind: type[Method] = METHODS[name]
-    options = [key for key in keys(kind.Config, "method.") if key.name != "method.name"]
-    return f"{table(options)}\n\n{traits(kind)}\n"
-
-
 def methods() -> str:
-    """Return all methods, a section each."""
-    parts = [f"## `{name}`\n\n{sentence(METHODS[name].summary)}\n\n{method(name)}" for name in METHODS.names()]
+    """Return all methods, a section each: options, what it brings itself, what it takes."""
+    parts = []
+    for name in METHODS.names():
+        kind: type[Method] = METHODS[name]
+        options = [key for key in keys(kind.Config, "method.") if key.name != "method.name"]
+        parts.append(f"## `{name}`\n\n{sentence(kind.summary)}\n\n{table(options)}\n\n{traits(kind)}\n")
     return "\n".join(parts)
 
 

@@ -57,8 +57,8 @@ def _outputs(source: str, names: dict[str, Any], number: int) -> list[Cell]:
 def _data(value: Any) -> dict[str, Any]:
     """Return what Jupyter would show for a value: text, a table as HTML, a figure as PNG."""
     data: dict[str, Any] = {"text/plain": repr(value).splitlines(keepends=True)}
-    if hasattr(value, "_repr_html_"):
-        data["text/html"] = value._repr_html_().splitlines(keepends=True)
+    if hasattr(value, "to_html"):
+        data["text/html"] = value.to_html(border=0).splitlines(keepends=True)
     if hasattr(value, "savefig"):
         picture = io.BytesIO()
         value.savefig(picture, format="png", dpi=80, metadata={"Software": None})

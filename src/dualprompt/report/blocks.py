@@ -10,7 +10,7 @@ Files are named from the page's folder. Names have `|` between them, and `as` gi
   `names` says what each file is called.
 - `finding`: the text that a study ends in.
 - `records`: a table of any JSON, one line for each object in the list `at=…`, or for each of several files.
-- `text "…{path[format]}…"`: a sentence with values of any JSON.
+- `text "…{path[format]}…" "…"`: lines with values of any JSON.
 
 A path leads through objects and lists, as `idle/p50_ms`; a format is Python's, as `[.1f]`.
 """
@@ -55,10 +55,10 @@ def _rendered(page: Path, what: str) -> str:
     """Return the text that a marker asks for."""
     try:
         named, kind, *rest = shlex.split(what)
-        text = rest.pop(0) if kind == "text" else ""
-        options = dict(word.split("=", 1) for word in rest)
         make, known = KINDS[kind]
-    except (ValueError, KeyError, IndexError):
+        text = "\n".join(rest) if kind == "text" else ""
+        options = {} if kind == "text" else dict(word.split("=", 1) for word in rest)
+    except (ValueError, KeyError):
         raise DualPromptError(f"{page}: write <!-- published FILE {'|'.join(KINDS)} … -->, found '{what}'") from None
     if unknown := sorted(set(options) - set(known)):
         takes = ", ".join(f"{name}=…" for name in known) or "no options"
@@ -140,13 +140,13 @@ def _records(files: Sequence[Path], text: str, options: Options) -> str:
     wanted = _names(options["columns"])
     rows = tuple(tuple(_value(record, field) for field, _ in wanted) for record in values)
     numbers = [all(not isinstance(_at(record, _split(field)[0]), str) for record in values) for field, _ in wanted]
-    columns = tuple(Column(shown, right) for (_, shown), right in zip(wanted, numbers, strict=True))
+    columns = tuple(Column(_split(shown)[0], right) for (_, shown), right in zip(wanted, numbers, strict=True))
     return as_markdown(Sheet("", columns, (rows,)))
 
 
 def _text(files: Sequence[Path], text: str, options: Options) -> str:
-    if len(files) != 1:
-        raise ValueError("a text has one file")
+    if len(files) != 1 or not text:
+        raise ValueError('a text has one file, and lines in quotes: text "…{path[format]}…"')
     value = read_json(files[0])
     return re.sub(r"\{([^{}]*)\}", lambda field: _value(value, field[1]), text)
 
