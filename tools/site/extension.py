@@ -1,4 +1,4 @@
-"""A Sphinx extension: a directive that reads the reference from the code, notebooks as pages, and pages nobody listed."""
+"""A Sphinx extension: a reference that is read from the code, notebooks as pages, and pages that nobody listed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from myst_parser.parsers.sphinx_ import MystParser
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 from tools.site import commands, keys, notebooks
-
 
 OTHERS = "(other pages)"
 
@@ -46,7 +45,7 @@ class NotebookParser(MystParser):
 
 
 def take_up(app: Sphinx, page: str, source: list[str]) -> None:
-    """Put pages of the first level that the front page does not list where it says so: new ones are then in the site."""
+    """Put pages of the first level that the front page does not list where it says so, so that new ones are there."""
     if page == app.config.root_doc:
         listed = {page, *source[0].split()}
         others = sorted(name for name in app.env.found_docs if "/" not in name and name not in listed)

@@ -29,7 +29,7 @@ def main() -> int:
     parser.add_argument("pages", nargs="*", default=["index"], help="pages, without .html (default: index)")
     parser.add_argument("--all", action="store_true", help="both widths in both colours")
     parser.add_argument("--full", action="store_true", help="whole pages, not only what fits the window")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     options.out.mkdir(parents=True, exist_ok=True)
     with sync_playwright() as started:
         browser = started.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
