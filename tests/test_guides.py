@@ -1,4 +1,4 @@
-"""The examples of CONTRIBUTING.md, pasted from the page: each is one file, and works."""
+"""The examples of the guides, pasted from the page: each is one file, and works."""
 
 from __future__ import annotations
 
