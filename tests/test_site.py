@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -80,6 +81,14 @@ def test_the_reference_has_every_command_and_option() -> None:
         for action in filter(commands.visible, sub._actions):
             for flag in action.option_strings:
                 assert f"`{flag}" in section, (name, flag)
+
+
+def test_a_command_stands_there_once_and_an_alias_not_at_all() -> None:
+    parser = argparse.ArgumentParser()
+    inner = parser.add_subparsers()
+    inner.add_parser("first", aliases=["1st"])
+    inner.add_parser("second").add_subparsers().add_parser("part")
+    assert [name for name, _ in commands.leaves(parser)] == ["first", "second part"]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -23,7 +23,8 @@ def leaves(parser: argparse.ArgumentParser, name: str = "") -> Iterator[tuple[st
     if not inner:
         yield name, parser
     for action in inner:
-        for word, sub in action.choices.items():
+        called = {sub: word for word, sub in reversed(action.choices.items())}  # an alias comes after its name
+        for sub, word in reversed(called.items()):
             yield from leaves(sub, f"{name} {word}".strip())
 
 
