@@ -26,6 +26,7 @@ lint: install
 	$(BIN)/lint-imports
 
 docs: install
+	$(BIN)/dualprompt publish --check README.md docs/*.md docs/*/*.md
 	$(BIN)/sphinx-build --quiet --fresh-env --fail-on-warning --keep-going docs docs/_build/html
 	$(BIN)/python -m tools.site.links docs/_build/html
 

@@ -68,12 +68,12 @@ def test_drawings_are_what_their_script_makes(name: str) -> None:
     assert (DOCS / "images" / f"drawing-{name}.svg").read_text(encoding="utf-8") == DRAWINGS[name]().svg()
 
 
-def test_the_lines_of_the_readme_work(
+def test_the_lines_of_the_readme_and_the_quick_start_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with zipfile.ZipFile(Path(dualprompt.__file__).parent / "assets" / "mini.zip") as pack:  # a little of what it names
-        some = re.compile(r"(fruit/(train|test)/(plum|orange)|leaves/train/(apple-scab|grape-esca))/0[1-3]\.")
+        some = re.compile(r"(fruit|leaves)/(train|test)/(plum|orange|apple-scab|grape-esca)/0[1-3]\.")
         pack.extractall("photos", [name for name in pack.namelist() if some.match(name)])
     (block,) = python_blocks(ROOT / "README.md")
     assert len(block.splitlines()) <= 10
@@ -82,4 +82,8 @@ def test_the_lines_of_the_readme_work(
     assert names["learner"].classes == ("orange", "plum", "apple-scab", "grape-esca")
     assert names["answer"].label == "plum"
     assert capsys.readouterr().out.startswith("plum ")
-    assert (tmp_path / "my-model" / "model.json").is_file()
+    asking, fitting = python_blocks(DOCS / "quickstart.md")
+    exec(asking, names)
+    assert names["answer"].label == "apple-scab"
+    exec(fitting, names)
+    assert names["run"].accuracy_matrix.shape == (5, 5)
