@@ -6,7 +6,7 @@ METHODS ?= frozen-head,dualprompt,dualprompt-rp
 LITTLE ?= --benchmark.train_per_class 8 --benchmark.test_per_class 8 --backbone.input_size 160 --train.epochs 2 --train.batch_size 8
 DEMO := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: install demo test test-slow lint dist try-wheel clean
+.PHONY: install demo docs test test-slow lint dist try-wheel clean
 
 install: .venv/.installed
 
@@ -20,10 +20,15 @@ demo: install
 	$(BIN)/dualprompt report $(DEMO)
 
 lint: install
-	$(BIN)/ruff check src tests
-	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests tools examples docs
+	$(BIN)/ruff format --check src tests tools examples docs
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+
+docs: install
+	$(BIN)/dualprompt publish --check README.md docs/*.md docs/*/*.md
+	$(BIN)/sphinx-build --quiet --fresh-env --fail-on-warning --keep-going docs docs/_build/html
+	$(BIN)/python -m tools.site.links docs/_build/html
 
 test: lint
 	$(BIN)/python -m pytest -n 3 --dist loadgroup --durations 10
@@ -41,4 +46,4 @@ try-wheel: dist
 	$(BIN)/python tools/try_wheel.py --python $(PYTHON) --extras $(EXTRAS)
 
 clean:
-	rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv build dist docs/_build .pytest_cache .ruff_cache .hypothesis .import_linter_cache

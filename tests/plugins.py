@@ -13,14 +13,19 @@ import pytest
 
 from dualprompt.registry import Registry
 
-CONTRIBUTING = Path(__file__).parents[1] / "CONTRIBUTING.md"
+GUIDES = Path(__file__).parents[1] / "docs" / "guides"
 
 
 def pasted(containing: str) -> str:
-    """Return the one fenced block of CONTRIBUTING.md that holds a text, as one who copies it from the page has it."""
-    blocks = re.findall(r"^```python\n(.*?)^```$", CONTRIBUTING.read_text(), flags=re.MULTILINE | re.DOTALL)
+    """Return the one fenced block of the guides that holds a text, as one who copies it from the page has it."""
+    blocks = [block for page in sorted(GUIDES.glob("*.md")) for block in python_blocks(page)]
     (found,) = (block for block in blocks if containing in block)
     return found
+
+
+def python_blocks(page: Path) -> list[str]:
+    """Return the fenced Python of a page."""
+    return re.findall(r"^```python\n(.*?)^```$", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
 
 
 def write_distribution(folder: Path, name: str, modules: Mapping[str, str], group: str, points: str) -> None:

@@ -127,11 +127,11 @@ def test_a_publication_is_rendered(published: dict[str, Path]) -> None:
 @pytest.mark.parametrize(
     ("marker", "words"),
     [
-        ("table.json", "write <!-- published FILE table|finding … -->"),
+        ("table.json", "write <!-- published FILE table|finding|records|text … -->"),
         ("gone.json table", "does not exist; make it with --publish"),
         ("other.json table", "was not made by --publish (it has no 'kind')"),
-        ("table.json picture", "a block is a table with sheet=… and columns=…, or a finding"),
-        ("table.json table sheets=1", "a block is a table with sheet=… and columns=…, or a finding"),
+        ("table.json picture", "write <!-- published FILE table|finding|records|text … -->"),
+        ("table.json table sheets=1", "a table takes sheet=…, columns=…, rows=…, names=…, bare=…; found 'sheets'"),
         ("table.json table sheet=2", "sheet must be 1 to 1, found '2'"),
         ('table.json table columns="A"', "the table has no column 'A'; it has method, buffer"),
     ],

@@ -82,7 +82,7 @@ class BackboneConfig(Strict):
 class EvaluateConfig(Strict):
     """How test images are shown and evaluated."""
 
-    batch_size: int = Field(default=128, ge=1, le=LARGEST_BATCH)
+    batch_size: int = Field(default=128, ge=1, le=LARGEST_BATCH, description="images at a time; decides no result")
     view: Literal["resize", "centre_crop"] = Field(
         default="resize",
         description="whole image squeezed to the input, or short side ·256/224 and the centre cut",
@@ -92,7 +92,7 @@ class EvaluateConfig(Strict):
 class CheckpointConfig(Strict):
     """When the run saves itself: so often, at each task's end, and at an epoch's unless it just did (a tenth of it)."""
 
-    every_seconds: float = Field(default=60.0, ge=0)
+    every_seconds: float = Field(default=60.0, ge=0, description="least time between two; 0: after every step")
 
 
 class RunConfig(Strict):
@@ -104,10 +104,10 @@ class RunConfig(Strict):
     train: TrainConfig = TrainConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
-    seed: int = Field(default=0, ge=0)
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    seed: int = Field(default=0, ge=0, description="every random number of the run is drawn from it")
+    device: Literal["auto", "cpu", "cuda", "mps"] = Field(default="auto", description="auto: a GPU where there is one")
     devices: int = Field(default=1, ge=1, description="processes a machine, one device each")
-    nodes: int = Field(default=1, ge=1)
+    nodes: int = Field(default=1, ge=1, description="machines")
     precision: Literal["auto", "fp32", "bf16"] = Field(default="auto", description="auto: bf16 on CUDA, else fp32")
     compile: Literal["auto", "on", "off"] = Field(
         default="auto", description="torch.compile of the backbone; auto: on CUDA where the run is long enough to gain"

@@ -24,12 +24,12 @@ class TrainConfig(Strict):
     """The recipe: what the one training loop does for each task."""
 
     recipe: str = Field(default="custom", description="name of the recipe these values come from")
-    epochs: int = Field(default=5, ge=1, le=10**6)
+    epochs: int = Field(default=5, ge=1, le=10**6, description="passes over the images of a task")
     batch_size: int = Field(default=128, ge=1, le=LARGEST_BATCH, description="global batch, over all devices")
-    lr: float = Field(default=0.005, gt=0)
+    lr: float = Field(default=0.005, gt=0, description="learning rate")
     lr_scale: Literal["none", "batch/256"] = Field(default="none", description="multiply lr by batch_size/256 or not")
-    betas: tuple[Beta, Beta] = (0.9, 0.999)
-    optimiser: Literal["adam", "sgd"] = "adam"
+    betas: tuple[Beta, Beta] = Field(default=(0.9, 0.999), description="β₁ and β₂ of adam")
+    optimiser: Literal["adam", "sgd"] = Field(default="adam", description="made anew for every task")
     momentum: float = Field(default=0.9, ge=0, lt=1, description="of sgd")
     nesterov: bool = Field(default=False, description="Nesterov's momentum, of sgd")
     schedule: Literal["constant", "cosine", "steps"] = Field(

@@ -46,6 +46,13 @@ versions, hashes, tables and verdicts. In a page, a block is filled from such a 
   <!-- published results/ablation.json finding -->
   <!-- /published -->
 
+`records` makes a table of any JSON, and `text` a sentence:
+
+  <!-- published bench.json records at=rates columns="what|batch|ours[,.0f] as images a second" -->
+  <!-- /published -->
+  <!-- published bench.json text "A matrix product ran at {matmul_tflops[.0f]} TFLOP/s." -->
+  <!-- /published -->
+
 examples:
   dualprompt study ablation mini --publish docs/results/ablation.json
   dualprompt publish docs/results/ablation.json

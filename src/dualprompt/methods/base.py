@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Generic, Literal, get_args
 
 import torch
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 from torch import Tensor, nn
 from typing_extensions import TypeVar
 
@@ -39,8 +39,10 @@ Defaults = Mapping[str, Any]  # as below `methods:` of a preset: options, and tr
 class MethodConfig(Strict):
     """Base of every method's options."""
 
-    name: str
-    training_logits: Literal["masked", "unmasked"] = "masked"
+    name: str = Field(description="of the method")
+    training_logits: Literal["masked", "unmasked"] = Field(
+        default="masked", description="which logits the loss sees: of the task's own classes, or of all classes seen"
+    )
 
     @property
     def learns_one_class(self) -> bool:

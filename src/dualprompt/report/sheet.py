@@ -55,7 +55,8 @@ def as_markdown(sheet: Sheet) -> str:
     head = [line([column.heading for column in sheet.columns])]
     head.append(line(["--:" if column.right else "---" for column in sheet.columns]))
     body = [line(row) for rows in sheet.groups for row in rows]
-    return "\n".join([f"**{sheet.title}**", "", *head, *body, *(f"\n{remark}" for remark in sheet.remarks), ""])
+    title = [f"**{sheet.title}**", ""] if sheet.title else []
+    return "\n".join([*title, *head, *body, *(f"\n{remark}" for remark in sheet.remarks), ""])
 
 
 def as_html(sheet: Sheet) -> str:

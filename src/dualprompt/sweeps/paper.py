@@ -108,7 +108,7 @@ TABLES: dict[str, Table] = {
 
 
 class Published2(NamedTuple):
-    """A row of Table 2: what it says, and which accuracy that is; docs/methods.md has where each comes from."""
+    """A row of Table 2: what it says, and which accuracy that is; docs/methods/architecture-based.md says more."""
 
     accuracy: float
     accuracy_std: float | None = None

@@ -1,12 +1,12 @@
-"""The examples of CONTRIBUTING.md, pasted from the page into a file and run."""
+"""The examples of the guides on data, pasted from the page into a file and run."""
 
 from __future__ import annotations
 
 import importlib.util
-import re
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,20 +15,16 @@ from dualprompt.config import BenchmarkConfig
 from dualprompt.data.cache import Store
 from dualprompt.data.stream import build_stream
 from dualprompt.run.folder import Run
+from plugins import pasted
 from sandbox import World, call
 
-PAGE = Path(__file__).parent.parent / "CONTRIBUTING.md"
 
-
-def pasted(heading: str, folder: Path) -> ModuleType:
-    """Write the code of a section into a file under the name that the page gives it, and import it from there."""
-    section = PAGE.read_text().split(f"## {heading}\n")[1].split("\n## ")[0]
-    [name] = re.findall(r"This is all of `(\w+)\.py`", section)
-    [code] = re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL)
+def imported(name: str, containing: str, folder: Path) -> ModuleType:
+    """Write an example into a file, and import it from there."""
     if name in sys.modules:  # it is registered once
         return sys.modules[name]
     path = folder / f"{name}.py"
-    path.write_text(code)
+    path.write_text(pasted(containing))
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
@@ -44,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_dataset_is_one_file(world: World, folder: Path, tmp_path: Path) -> None:
-    pasted("Add a dataset", folder)
+    imported("stripes", 'DATASETS.register("stripes")', folder)
     shown = call("data", "show", "stripes", "--out", tmp_path / "stripes.png", "--json")
     assert shown.code == 0, shown.err
     assert [each["train"] for each in shown.json["classes"]] == [40, 40]
@@ -55,8 +51,18 @@ def test_a_dataset_is_one_file(world: World, folder: Path, tmp_path: Path) -> No
     assert Run.open(tmp_path / "run").result()["tasks"] == ["stripes", "trees"]
 
 
+def test_arrays_are_a_benchmark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(pasted("dataset_of("), names)
+    assert names["run"].tasks == (("0", "1"), ("2", "3"))
+    assert str(names["run"].accuracy_matrix) in capsys.readouterr().out
+
+
 def test_a_stream_is_one_file(world: World, folder: Path, tmp_path: Path) -> None:
-    pasted("Add a stream", folder)
+    imported("instalments", 'STREAMS.register("instalments")', folder)
     words = ("--benchmark.stream", "instalments", "--benchmark.tasks", 2)
     done = call("run", world.preset, "--method", "simple-cil", "--no-baseline", "--out", tmp_path / "run", *words)
     assert done.code == 0, done.err
@@ -74,7 +80,7 @@ def test_a_stream_is_one_file(world: World, folder: Path, tmp_path: Path) -> Non
 
 
 def test_its_instalments_are_all_images_once(world: World, folder: Path) -> None:
-    pasted("Add a stream", folder)
+    imported("instalments", 'STREAMS.register("instalments")', folder)
     config = BenchmarkConfig(dataset=str(world.images), stream="instalments", tasks=3)
     found = build_stream(config, 0, Store(64, True))
     rows = np.concatenate([each.train.indices for each in found.experiences])

@@ -1,0 +1,1 @@
+"""What the documentation site is made by: its reference from the code, notebooks, drawings, links, pictures."""
