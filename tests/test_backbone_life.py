@@ -71,7 +71,7 @@ def statistics(state: dict[str, Tensor]) -> dict[str, Tensor]:
 def resumed(truth: Run, out: Path) -> Path:
     """Go on from what a run had after its first task, to the same end, bit for bit."""
     shutil.copytree(truth.folder, out)
-    for name in ("checkpoints/task-0002.safetensors", "result.json", "predictions.safetensors"):
+    for name in ("checkpoints/task-0002.safetensors", "result.json"):
         (out / name).unlink()
     group.resume(out)
     mine, other = remains(out)["."], remains(truth.folder)["."]

@@ -12,6 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -58,10 +59,10 @@ def assert_same(found: Path, alone: Path) -> None:
         assert state.keys() == truth.keys()
         for name, value in truth.items():
             torch.testing.assert_close(state[name], value, rtol=0, atol=1e-5, msg=lambda text, n=name: f"{n}: {text}")
-        answers, answered = (predictions.read(run / "predictions.safetensors") for run in (one, other))
-        for name in ("counts", "truth", "label", "selected"):
-            assert getattr(answers, name).equal(getattr(answered, name))
-        torch.testing.assert_close(answers.probability, answered.probability, rtol=0, atol=1e-4)
+        answers, answered = (predictions.read(run / "predictions.npz") for run in (one, other))
+        for name in ("truth", "answer", "task_known_answer", "selected", "filename"):
+            assert np.array_equal(getattr(answers, name), getattr(answered, name)), name
+        np.testing.assert_allclose(answers.probability, answered.probability, rtol=0, atol=1e-4)
 
 
 def log_of(run: Path) -> list[dict[str, Any]]:

@@ -125,7 +125,7 @@ def test_killed_and_resumed_it_is_the_same(world: World, made: tuple[Path, Outco
     ]
     assert all(f"accuracy matrix of {line}, seed 0 (%)" in done.out for line in LINES)
     for name in FOLDERS:
-        truth, kept = made[0] / "seed-0" / name, "predictions.safetensors"
+        truth, kept = made[0] / "seed-0" / name, "predictions.npz"
         assert state_of(out / name) == state_of(truth)
         assert (out / name / kept).read_bytes() == (truth / kept).read_bytes()
 

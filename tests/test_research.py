@@ -71,7 +71,7 @@ def test_a_preset_in_a_line(world: World, tmp_path: Path) -> None:
     assert again.config == run.config
     assert again.frame().loc["task 3", "task 1"] == run.accuracy_matrix[2, 0]
     assert call("show", tmp_path / "run").code == 0
-    assert sum(again.predictions.counts.tolist()) == len(again.predictions.label)
+    assert again.predictions.answer.shape == (3, 27)
     assert again.figure().axes[0].get_title()
 
 
@@ -84,7 +84,7 @@ def test_the_model_of_any_task_answers_as_the_run_did(world: World, tmp_path: Pa
     truth = np.concatenate([labels[labels < 2], labels[labels >= 2]])
     images = run.images(np.concatenate([pixels[labels < 2], pixels[labels >= 2]]))
     answered = run.model().predict(Batch(lambda: images, torch.from_numpy(truth))).logits.argmax(dim=1)
-    assert answered.tolist() == run.predictions.label.tolist()
+    assert answered.tolist() == run.predictions.answer[-1].tolist()
     assert run.model(0).predict(Batch(lambda: images, torch.from_numpy(truth))).logits.shape == (8, 2)
     assert run.state(0)["bank.e_prompt.0"].shape == (2, 2, 3, 16)
     assert torch.equal(run.state(0)["bank.task_key.0"], run.state(1)["bank.task_key.0"])

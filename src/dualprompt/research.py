@@ -93,7 +93,7 @@ class FinishedRun:
 
     @cached_property
     def predictions(self) -> Predictions:
-        """What it answered for every test image after the last task."""
+        """What it answered for every test image after each task: `answer[-1]` is after the last."""
         return predictions.read(self.run.predictions_path)
 
     def frame(self) -> DataFrame:

@@ -78,6 +78,20 @@ class _BufferRecord(Record):
     bytes: Count
 
 
+class _CalibrationRecord(Record):
+    """See metrics.reliability."""
+
+    images: list[Count]
+    confidence: list[Percent]
+    accuracy: list[Percent]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> _CalibrationRecord:
+        if not len(self.images) == len(self.confidence) == len(self.accuracy) or not any(self.images):
+            raise ValueError("every bin has images, a confidence and an accuracy, and some have images")
+        return self
+
+
 class ResultRecord(Record):
     """What `result.json` holds, and the files of `dualprompt eval`."""
 
@@ -95,7 +109,16 @@ class ResultRecord(Record):
     anytime_average_accuracy: Percent | None = None  # what the mean over steps was once called
     judged_images: list[Count] | None = None
     backward_transfer: float
+    coda_forgetting: float | None = None
+    forward_transfer: float | None = None
     learning_accuracy: Percent
+    task_known_accuracy: Percent | None = None
+    task_known_matrix: list[list[Percent]] | None = None
+    calibration_error: Percent | None = None
+    calibration: _CalibrationRecord | None = None
+    unseen_auroc: Percent | None = None
+    unseen_auroc_over_tasks: list[Percent | None] | None = None
+    class_accuracy: dict[str, Percent] | None = None
     accuracy_matrix: list[list[Percent]]
     matching_matrix: list[list[Percent]] | None
     matching_confusion: list[list[Count]] | None
@@ -108,7 +131,7 @@ class ResultRecord(Record):
 
     @model_validator(mode="after")
     def _consistent(self) -> ResultRecord:
-        for matrix in (self.accuracy_matrix, self.matching_matrix):
+        for matrix in (self.accuracy_matrix, self.matching_matrix, self.task_known_matrix):
             if matrix is not None:
                 metrics.check(matrix)
                 if len(matrix) != len(self.tasks):

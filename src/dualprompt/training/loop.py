@@ -19,11 +19,12 @@ from dualprompt.errors import DualPromptError
 from dualprompt.methods.base import Phase, Step, TaskView
 from dualprompt.progress import SILENT, Bar, Loss, Progress, TaskEvaluated, Work
 from dualprompt.run import predictions
+from dualprompt.run.answers import Answers
 from dualprompt.run.folder import Run
 from dualprompt.run.tracking import tracked
 from dualprompt.training.batch import BatchSpec
 from dualprompt.training.distributed import distribute, total
-from dualprompt.training.evaluate import Answers, Score, evaluate
+from dualprompt.training.evaluate import Score, evaluate
 from dualprompt.training.loader import Loader
 from dualprompt.training.optimise import ReadyStep, make_optimisers, recipe_of, set_rates
 from dualprompt.training.rehearsal import Rehearsal
@@ -274,15 +275,16 @@ class Loop:
         subsets = self.setup.evaluated(task.index + 1)
         began, scores, answers = time.monotonic(), list[Score](), None
         if all(map(len, subsets)):
-            answers = self._room_for_answers(task, subsets)
+            answers = self._room_for_answers(task)
             scores = evaluate(self.method, self.feed, subsets, progress=self.progress, answers=answers)
         if self.writes:
             images = trained.images * self.fabric.world_size
             self.run.log(**task_line(task, scores, trained.seconds, time.monotonic() - began, images))
         if answers is not None:
-            found = answers.gathered(self.fabric)
+            found = answers.gathered(partial(total, self.fabric))
             if self.writes:  # before the checkpoint: what comes after it is not evaluated again
-                predictions.write(self.run.predictions_path, found)
+                images = predictions.of_stream(self.setup.stream, self.config.benchmark.evaluate_on)
+                predictions.keep(self.run.predictions_path, images, task.index, found)
         self.standing.save_task(task, scores)
         if scores:
             accuracy, matching = self.standing.position.accuracy[-1], self.standing.position.matching[-1]
@@ -290,10 +292,11 @@ class Loop:
         if self.stop.asked:  # during the evaluation
             raise self.stop.error()
 
-    def _room_for_answers(self, task: Experience, subsets: list[Subset]) -> Answers | None:
-        """Return room for what the finished method answers, image by image."""
-        last = task.index == self.setup.stream.experiences[-1].index
-        return Answers(subsets, self.fabric.device) if self.keeps_predictions and last else None
+    def _room_for_answers(self, task: Experience) -> Answers | None:
+        """Return room for what the method answers now, image by image."""
+        if not self.keeps_predictions:
+            return None
+        return Answers.after(self.setup.stream, task.index + 1, self.config, self.fabric.device)
 
     def _work(self, task: Experience, work: PhaseWork, alone: bool) -> Work:
         """Return what is told of a phase, and how much of it was done earlier."""
@@ -311,8 +314,7 @@ class Loop:
 
     def finish(self) -> dict[str, Any]:
         """Return the final numbers, writing them where that has not been done."""
-        folder = str(self.run.folder)
-        result = final_result(self.setup, self.standing.position, self.rehearsal.report(), folder)
+        result = final_result(self.setup, self.standing.position, self.rehearsal.report(), self.run)
         if self.writes:
             self.run.finish(result)
             self.run.checkpoints.progress_path.unlink(missing_ok=True)  # the optimiser's state has no further use

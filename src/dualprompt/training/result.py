@@ -8,7 +8,10 @@ from typing import Any
 from dualprompt.data.stream import Experience
 from dualprompt.errors import one_line
 from dualprompt.metrics import summarise
+from dualprompt.run import predictions
 from dualprompt.run.checkpoint import Position
+from dualprompt.run.folder import Run
+from dualprompt.run.measures import UNKNOWN, measured
 from dualprompt.training.evaluate import Score, matches
 from dualprompt.training.setup import Setup
 
@@ -40,8 +43,15 @@ def task_line(
     }
 
 
-def final_result(setup: Setup, position: Position, buffer: dict[str, int] | None, folder: str) -> dict[str, Any]:
-    """Return the final numbers of a run that stands behind its last task."""
+def final_result(setup: Setup, position: Position, buffer: dict[str, int] | None, run: Run) -> dict[str, Any]:
+    """Return the final numbers of a run that stands behind its last task; what is read from its files, by who writes.
+
+    Args:
+        setup: method, data and devices.
+        position: what was measured.
+        buffer: how large the rehearsal buffer is.
+        run: the folder in which it is kept.
+    """
     config, method = setup.config, setup.method
     matching = position.matching if matches(method) else None
     images = [len(subset) for subset in setup.evaluated(len(position.accuracy))]
@@ -53,6 +63,7 @@ def final_result(setup: Setup, position: Position, buffer: dict[str, int] | None
         "seed": config.seed,
         "tasks": [task.name for task in setup.stream.experiences],
         **summarise(position.accuracy, matching[-1] if matching else None, images),
+        **_of_answers(setup, run),
         "judged_images": images,
         "accuracy_matrix": position.accuracy,
         "matching_matrix": matching,
@@ -62,8 +73,14 @@ def final_result(setup: Setup, position: Position, buffer: dict[str, int] | None
         "queries": _queries(setup),
         "buffer": buffer,
         "skipped_images": len(setup.stream.bad),
-        "run_dir": one_line(folder),
+        "run_dir": one_line(str(run.folder)),
     }
+
+
+def _of_answers(setup: Setup, run: Run) -> dict[str, Any]:
+    if not setup.fabric.is_global_zero or not run.predictions_path.is_file():
+        return dict(UNKNOWN)
+    return measured(predictions.read(run.predictions_path))
 
 
 def _queries(setup: Setup) -> str:
