@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
+from dualprompt import progress
 from dualprompt.config import read_line
 from dualprompt.console import duration, words
 from dualprompt.errors import DualPromptError
 from dualprompt.progress import Advanced, Bar, Event, Progress, RunBegan, Work
 from dualprompt.run.checkpoint import Checkpoints
-from dualprompt.training import group, watch
+from dualprompt.training import group
 from sandbox import Outcome, World, call, contents, start
 
 WIDE = "dualprompt:init=wide:train.lr=0.01"
@@ -196,10 +197,10 @@ def test_the_time_left_goes_by_the_method(monkeypatch: pytest.MonkeyPatch) -> No
                 self.text = words(event)
 
     clock = [0.0]
-    monkeypatch.setattr(watch.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
     bar = Shown()
     work = Bar(bar, Work("runs", 5, "runs"))
-    watched = watch.Watch([("quick", 0), ("slow", 0), ("quick", 1), ("slow", 1)], 5, work)
+    watched = progress.Watch([("quick", 0), ("slow", 0), ("quick", 1), ("slow", 1)], 5, work)
     assert watched.begin(2).left is None
     assert bar.text == "run 2 of 5: quick, seed 0"
     for task in (1, 2):

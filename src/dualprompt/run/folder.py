@@ -273,6 +273,11 @@ class Run:
         found = [recorded(LogLine, line, place, remedy).line for line, place in zip(wrapped, where, strict=True)]
         return [line.model_dump(exclude_unset=True) for line in found]
 
+    def seconds(self) -> dict[str, float]:
+        """Return how long training and evaluation took; an interrupted task counts from where it went on."""
+        tasks = [line["seconds"] for line in self.lines() if line["event"] == "task"]
+        return {what: round(sum(each[what] for each in tasks), 3) for what in ("train", "evaluate")}
+
     def finish(self, result: dict[str, Any]) -> None:
         """Write the final numbers; the listener receives them first, since a finished run says nothing more."""
         result |= {"code_changed": True} if self.code_changed else {}

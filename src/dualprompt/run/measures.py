@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dualprompt.metrics import auroc, calibration_error, forward_transfer, reliability
-from dualprompt.run.predictions import Predictions
+from dualprompt.run.predictions import Predictions, read
 
 # What `measured` returns; a result from before lacks them.
 NAMES = (
@@ -15,6 +16,11 @@ NAMES = (
     "unseen_auroc_over_tasks", "forward_transfer", "class_accuracy",
 )  # fmt: skip
 UNKNOWN: dict[str, Any] = dict.fromkeys(NAMES)
+
+
+def of_file(path: Path) -> dict[str, Any]:
+    """Return what the file of a run's answers says; nothing where there is none."""
+    return measured(read(path)) if path.is_file() else dict(UNKNOWN)
 
 
 def measured(found: Predictions) -> dict[str, Any]:

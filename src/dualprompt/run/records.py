@@ -73,6 +73,21 @@ class _ParametersRecord(Record):
     kept: _Size
 
 
+class _CostRecord(Record):
+    passes: float
+    gflops: float
+
+
+class _BothCosts(Record):
+    train: _CostRecord
+    predict: _CostRecord
+
+
+class _TotalSeconds(Record):
+    train: float
+    evaluate: float
+
+
 class _BufferRecord(Record):
     images: Count
     bytes: Count
@@ -124,6 +139,8 @@ class ResultRecord(Record):
     matching_confusion: list[list[Count]] | None
     selection: str | None
     parameters: _ParametersRecord
+    cost: _BothCosts | None = None
+    seconds: _TotalSeconds | None = None
     queries: str
     buffer: _BufferRecord | None
     skipped_images: Count

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dualprompt.backbones.passes import counted
 from dualprompt.data.images import Images
 from dualprompt.data.stream import Subset
 from dualprompt.derived import predicting
@@ -82,7 +83,8 @@ def evaluate(
     rows = torch.arange(sum(map(len, subsets))).split([len(subset) for subset in subsets])  # among all images
     ahead = [] if answers is None or chosen == "oracle" else answers.ahead  # which has no prompt for what is to come
     shown = [*zip(subsets, rows, strict=True), *ahead]
-    with predicting(method), progress.bar(Work("evaluating", sum(len(each) for each, _ in shown), "img")) as bar:
+    work = Work("evaluating", sum(len(each) for each, _ in shown), "img")
+    with predicting(method), counted(), progress.bar(work) as bar:  # what it takes is no part of learning
         for task, (subset, places) in enumerate(shown):
             images = subset.images
             if images not in steps:
