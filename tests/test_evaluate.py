@@ -84,6 +84,7 @@ def test_the_true_task_reaches_nobody_but_the_oracle(
     result = train(setup, run)
     truth = [[task] * size for seen in (1, 2, 3) for task in range(seen) for size in (4, 4, 1)]
     blind = [None] * len(truth)
+    assert spy.told.pop() == ([0] if selection == "oracle" else None), "one image, to count what a prediction takes"
     assert spy.told == (truth if selection == "oracle" else blind)
     assert spy.trained
     assert set(spy.trained) == {None}

@@ -8,6 +8,7 @@ them there, and those that need the same parts at the same time share the work.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
 import time
@@ -68,9 +69,10 @@ class Viewer(Protocol):
 class Shelf:
     """The parts of one table on disk. It may fail or be full: then parts are computed where they are needed."""
 
-    def __init__(self, name: str, progress: Progress) -> None:
+    def __init__(self, name: str) -> None:
         self.root, self.most = cache_root() / "features", _most_bytes()
-        self.folder, self.progress = self.root / name, progress
+        self.folder = self.root / name
+        self.complaint = ""  # why nothing can be kept
 
     def take(self, part: int, like: Tensor) -> Tensor | None:
         """Return a part as it was put there; None if it is not there, or not whole."""
@@ -87,13 +89,11 @@ class Shelf:
 
     def put(self, part: int, values: Tensor) -> None:
         """Keep a part, at the cost of tables that were not used for long."""
-        if not self._make_room(values.nbytes):
-            return
         try:
-            write(self._place(part) / FILE, {"features": values}, {})
-        except DualPromptError as error:
-            self.most = 0
-            self.progress.note(f"frozen features are not kept: {error}")
+            if not self.complaint and self._make_room(values.nbytes):
+                write(self._place(part) / FILE, {"features": values}, {})
+        except (OSError, DualPromptError) as error:
+            self.complaint = str(error)
 
     @contextlib.contextmanager
     def claimed(self, part: int) -> Iterator[bool]:
@@ -114,20 +114,18 @@ class Shelf:
 
     def _make_room(self, size: int) -> bool:
         """Remove the tables that were not used for longest until there is room; return whether there is."""
-        with contextlib.suppress(OSError):
-            others = [each for each in self.root.iterdir() if each != self.folder and not each.is_symlink()]
-            sizes = {each: _bytes_of(each) for each in (*others, self.folder)}
-            for oldest in sorted(others, key=lambda each: each.stat().st_mtime):
-                if sum(sizes.values()) + size <= self.most:
-                    break
+        dates, sizes = {}, {}
+        for folder in self.root.iterdir():
+            with contextlib.suppress(FileNotFoundError):  # another process makes room too
+                if folder.is_dir() and not folder.is_symlink():
+                    sizes[folder] = sum(path.lstat().st_size for path in folder.glob(f"*/{FILE}"))
+                    dates[folder] = folder.stat().st_mtime
+        own = sizes.pop(self.folder, 0)
+        for oldest in sorted(sizes, key=lambda each: dates[each]):
+            if own + sum(sizes.values()) + size > self.most >= own + size:
                 shutil.rmtree(oldest, ignore_errors=True)
                 del sizes[oldest]
-            return sum(sizes.values()) + size <= self.most
-        return False
-
-
-def _bytes_of(folder: Path) -> int:
-    return sum(path.lstat().st_size for path in folder.glob(f"*/{FILE}"))
+        return own + sum(sizes.values()) + size <= self.most
 
 
 def _most_bytes() -> int:
@@ -156,6 +154,7 @@ class Table:
         self.place[rows] = torch.arange(len(rows))
         self.threads = torch.get_num_threads()
         self.values: Tensor | None = None
+        self.told = False  # why it is not kept on disk
         self.missing = set(range(-(-len(rows) // size)))
 
     def holds(self, indices: Tensor) -> bool:
@@ -182,17 +181,21 @@ class Table:
         images = sum(each.stop - each.start for each in slices.values())
         since = time.monotonic()
         with viewer.progress.bar(Work("features", images, "img")) as bar:
-            compute = viewer.computing(self.images, self.size, bar)
+            computing = functools.cache(lambda: viewer.computing(self.images, self.size, bar))  # takes memory
             while slices:
                 for part, each in list(slices.items()):
                     alone = time.monotonic() - since > PATIENCE
-                    if _obtained(part, self.rows[each], values[each], compute, bar, None if alone else shelf):
+                    where = None if alone else shelf
+                    if _obtained(part, self.rows[each], values[each], computing, bar, where):
                         self.missing.discard(part)
                         del slices[part]
                         since = time.monotonic()
                 if slices:
                     viewer.pause()
                     time.sleep(0.05)
+        if shelf is not None and shelf.complaint and not self.told:
+            viewer.progress.note(f"frozen features are not kept for other runs: {shelf.complaint}")
+            self.told = True
 
     def _shelf(self, viewer: Viewer) -> Shelf | None:
         if self.name is None or viewer.fabric.world_size > 1 or not _most_bytes():
@@ -201,22 +204,24 @@ class Table:
         where = [device.type, self.threads, torch.backends.cpu.get_cpu_capability()]
         if device.type == "cuda":
             where = [device.type, torch.cuda.get_device_name(device), viewer.backbone.compiled]
-        return Shelf(digest([self.name, str(viewer.dtype), torch.__version__, where]), viewer.progress)
+        return Shelf(digest([self.name, str(viewer.dtype), torch.__version__, where]))
 
 
-def _obtained(part: int, rows: Tensor, values: Tensor, compute: Compute, bar: Bar, shelf: Shelf | None) -> bool:
+def _obtained(
+    part: int, rows: Tensor, values: Tensor, computing: Callable[[], Compute], bar: Bar, shelf: Shelf | None
+) -> bool:
     """Find or compute a part; return False if another process computes it at this moment.
 
     Args:
         part: its number.
         rows: its images.
         values: where its features go.
-        compute: what computes them.
+        computing: returns what computes them.
         bar: who is told of those that were found.
         shelf: where they may lie; None: nowhere.
     """
     if shelf is None:
-        values.copy_(compute(rows))
+        values.copy_(computing()(rows))
         return True
     found = shelf.take(part, values)
     if found is None:
@@ -225,7 +230,7 @@ def _obtained(part: int, rows: Tensor, values: Tensor, compute: Compute, bar: Ba
                 return False
             found = shelf.take(part, values)  # somebody may have been quicker
             if found is None:
-                values.copy_(compute(rows))
+                values.copy_(computing()(rows))
                 shelf.put(part, values)
                 return True
     values.copy_(found)
@@ -240,7 +245,7 @@ def tables_of(
     seen = [view.side, view.mean, view.std, view.interpolation, view.test]
     # The code of a backbone that is drawn may be anybody's.
     code = None if drawn(config.backbone.name) else of_module(COMPUTED_BY)
-    name = [info.sha256, config.backbone.input_size, config.backbone.gelu, config.evaluate.batch_size, seen, code]
+    name = [info.sha256, config.backbone.input_size, config.backbone.gelu, seen, code]
     subsets = [subset for task in stream.experiences for subset in (task.train, task.validation, task.test)]
     return tables(subsets, config.evaluate.batch_size, None if code is None else name, known)
 
@@ -260,7 +265,7 @@ def tables(
     found = {}
     for images, mine in of_images.items():
         content = None if images.origin is None else images.origin.content
-        own = None if name is None or content is None else [content, *name]
+        own = None if name is None or content is None else [content, batch_size, *name]
         table = Table(images, in_order(mine), size, own)
         if table.name is not None:
             table = old.get(digest(table.name), table)
