@@ -33,7 +33,7 @@ from dualprompt.progress import SILENT, Progress
 from dualprompt.report import study_files
 from dualprompt.report.figures import accuracy_grid
 from dualprompt.report.study_files import StudyRecord
-from dualprompt.report.tables import label
+from dualprompt.report.tables import MORE, label
 from dualprompt.run import predictions
 from dualprompt.run.checkpoint import of_method
 from dualprompt.run.folder import Run
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 # For benchmarks that no preset describes.
 RECIPE = {"recipe": "own", "epochs": 5, "batch_size": 16, "lr": 0.005}
-NUMBERS = ("average_accuracy", "forgetting", "mean_over_steps", "learning_accuracy", "matching_accuracy")
+NUMBERS = ("average_accuracy", "forgetting", "mean_over_steps", "learning_accuracy", "matching_accuracy", *MORE)
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,11 @@ class FinishedRun:
         for number, row in enumerate(rows):
             matrix[number, : len(row)] = row
         return matrix
+
+    @property
+    def class_accuracy(self) -> dict[str, float]:
+        """The accuracy on each class after the last task in percent, by its name; empty if that was not noted."""
+        return dict(self.result.get("class_accuracy") or {})
 
     @cached_property
     def predictions(self) -> Predictions:

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from dualprompt.commands.common import (
     Commands,
+    add_columns,
     add_publish,
     add_store,
+    chosen_columns,
     emit,
     many_overrides,
     names,
@@ -80,6 +82,7 @@ def add(commands: Commands) -> None:
     table.add_argument(
         "--resnet152", metavar="FILE", help="ImageNet weights of a ResNet-152, for its lines of table architecture"
     )
+    add_columns(table)
     table.add_argument("--out", type=Path, help="also write the table to this file")
     add_publish(table)
     add_store(table)
@@ -103,7 +106,7 @@ def do_main(options: argparse.Namespace) -> None:
 
     if options.resnet or options.resnet152:
         raise DualPromptError("--resnet and --resnet152 are for table architecture; give a backbone with --backbone")
-    methods = names(options.methods) or main_table.default_methods()
+    methods, columns = names(options.methods) or main_table.default_methods(), chosen_columns(options)
     overrides = many_overrides(options)
     lines = main_table.lines(options.benchmark, options.recipe, methods, sizes(options.buffers), overrides)
     against = main_table.reference(lines, options.against)
@@ -112,15 +115,16 @@ def do_main(options: argparse.Namespace) -> None:
     if reference is None and options.against not in (None, "none"):
         raise DualPromptError(f"--against: no run of '{options.against}' is finished; leave --stored out to run it")
     values = [row.values(reference) for row in rows]
-    show(options, main_table.sheet(rows, reference), values, main_table.combined(rows, reference), rows)
+    table = main_table.chosen_sheet(rows, columns) if columns else main_table.sheet(rows, reference)
+    show(options, table, values, main_table.combined(rows, reference), rows)
 
 
 def do_architecture(options: argparse.Namespace) -> None:
     """Print Table 2."""
     from dualprompt.sweeps import architecture, main_table
 
-    if options.buffers or options.against:
-        raise DualPromptError("--buffers and --against are for table main; here lines are held against a bound")
+    if options.buffers or options.against or options.columns:
+        raise DualPromptError("--buffers, --against and --columns are for table main, not for this one")
     methods = names(options.methods) or architecture.default_methods()
     backbones = architecture.Backbones(options.resnet or architecture.CIFAR, options.resnet152)
     recipe = options.recipe or "original"
