@@ -309,6 +309,7 @@ def remains(run: Path) -> dict[str, Any]:
     for folder in (run, *run.glob("baseline")):
         result = json.loads((folder / "result.json").read_text())
         assert result.pop("run_dir") == str(folder)
+        assert result.pop("seconds").keys() == {"train", "evaluate"}
         lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         for line in lines:
             line.pop("seconds", None)

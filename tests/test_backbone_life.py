@@ -71,7 +71,7 @@ def statistics(state: dict[str, Tensor]) -> dict[str, Tensor]:
 def resumed(truth: Run, out: Path) -> Path:
     """Go on from what a run had after its first task, to the same end, bit for bit."""
     shutil.copytree(truth.folder, out)
-    for name in ("checkpoints/task-0002.safetensors", "result.json", "predictions.safetensors"):
+    for name in ("checkpoints/task-0002.safetensors", "result.json"):
         (out / name).unlink()
     group.resume(out)
     mine, other = remains(out)["."], remains(truth.folder)["."]
@@ -91,7 +91,7 @@ def test_a_life_on_a_frozen_resnet(method: str, world: World, resnet: Path, tmp_
         assert torch.equal(value, begun[name]), name
     assert not any(name.startswith("backbone.") for name in truth.checkpoints.after_task(TASKS - 1))
     check_loaded(setup, truth)
-    check_commands(resumed(truth, tmp_path / "again"), truth.result(), pictures=False)
+    check_commands(resumed(truth, tmp_path / "again"), truth.result(), shown=False)
 
 
 @pytest.mark.parametrize("method", TRAINED)
@@ -104,8 +104,12 @@ def test_a_life_of_a_resnet_that_is_trained(method: str, world: World, tmp_path:
     assert all(not torch.equal(value, begun[name.removeprefix("backbone.")]) for name, value in found.items())
     assert all(torch.equal(value, found[name]) for name, value in statistics(setup.method.state()).items())
     check_loaded(setup, truth)
-    out = killed_and_resumed(arguments, truth, tmp_path) if method == "er" else resumed(truth, tmp_path / "again")
-    check_commands(out, truth.result(), pictures=False)
+    out = (
+        killed_and_resumed(arguments, truth, tmp_path, often=False)
+        if method == "er"
+        else resumed(truth, tmp_path / "again")
+    )
+    check_commands(out, truth.result(), shown=False)
 
 
 @pytest.mark.parametrize("method", ["dynaer", "rpsnet"])
@@ -120,7 +124,7 @@ def test_a_life_of_networks_that_grow(method: str, world: World, tmp_path: Path)
     assert all(torch.equal(last[name], value) for name, value in first.items() if name.startswith(old))
     assert last.keys() - first.keys(), "the second task has added a network or modules"
     check_loaded(setup, truth)
-    check_commands(killed_and_resumed(arguments, truth, tmp_path), truth.result(), pictures=False)
+    check_commands(killed_and_resumed(arguments, truth, tmp_path, often=False), truth.result(), shown=False)
 
 
 def test_a_phase_that_trains_a_head_alone_moves_no_statistics(world: World, tmp_path: Path) -> None:

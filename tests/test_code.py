@@ -67,7 +67,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Source]:
         ),
         ("backbones/vit.py", {"er", "ewc", "dualprompt", "frozen-head"}),
         ("data/augment.py", {"er", "ewc", "dualprompt", "frozen-head"}),
-        *((f"{name}.py", set[str]()) for name in ("run/tracking", "training/watch", "progress", "console")),
+        *((f"{name}.py", set[str]()) for name in ("run/tracking", "progress", "console")),
         *((f"{name}.py", set[str]()) for name in ("training/group", "run/folder", "run/identity", "run/records")),
         ("sweeps/store.py", set()),
         ("methods/co2l.py", set()),

@@ -19,9 +19,10 @@ from dualprompt.data.stream import Subset
 from dualprompt.data.views import View
 from dualprompt.methods.base import METHODS, Batch, Prediction, Selection
 from dualprompt.methods.frozen_head import FrozenHead, FrozenHeadConfig
+from dualprompt.run.answers import Answers
 from dualprompt.run.folder import Run
 from dualprompt.training import group
-from dualprompt.training.evaluate import Answers, Score, evaluate, evaluate_again
+from dualprompt.training.evaluate import Score, evaluate, evaluate_again
 from dualprompt.training.feed import Feed
 from dualprompt.training.loop import train
 from dualprompt.training.setup import prepare
@@ -75,7 +76,7 @@ def spy(request: pytest.FixtureRequest) -> Iterator[type[Spy]]:
 def test_the_true_task_reaches_nobody_but_the_oracle(
     spy: type[Spy], selection: Selection, world: World, tmp_path: Path
 ) -> None:
-    overrides = {"method.name": "spy", "method.selection": selection}
+    overrides = {"method.name": "spy", "method.selection": selection, "evaluate.ahead": 0}
     config = group.plan([compose(str(world.preset), None, overrides)], baseline=False)[0].config
     setup = prepare(config)
     assert type(setup.method) is spy
@@ -83,6 +84,7 @@ def test_the_true_task_reaches_nobody_but_the_oracle(
     result = train(setup, run)
     truth = [[task] * size for seen in (1, 2, 3) for task in range(seen) for size in (4, 4, 1)]
     blind = [None] * len(truth)
+    assert spy.told.pop() == ([0] if selection == "oracle" else None), "one image, to count what a prediction takes"
     assert spy.told == (truth if selection == "oracle" else blind)
     assert spy.trained
     assert set(spy.trained) == {None}
@@ -136,18 +138,32 @@ def test_counts_and_answers_by_hand(batch_size: int) -> None:
     method, subsets, shows = Says(FrozenHeadConfig(), tiny_vit()), saying(), feed(batch_size)
     method.begin_task(task_view(0, 4))
     method.train()
-    answers = Answers(subsets, shows.fabric.device)
+    answers = Answers(subsets, [(0, 1), (2, 3, 4, 5)], shows.fabric.device)
     scores = evaluate(method, shows, subsets, answers=answers)
     # Tasks that are not judged, the fourth and the sixth, count for none of the judged.
     assert scores == [Score(5, 3, 2, [2, 1]), Score(3, 2, 2, [1, 2])]
     assert [score.accuracy for score in scores] == pytest.approx([60, 200 / 3])
     assert [score.matching for score in scores] == pytest.approx([40, 200 / 3])
-    found, said = answers.gathered(shows.fabric), [answer for task in ANSWERS for answer in task]
-    assert found.counts.tolist() == [5, 3]
-    for name, place in (("truth", 0), ("label", 1), ("selected", 3)):
+    found, said = answers.gathered(lambda own: own), [answer for task in ANSWERS for answer in task]
+    for name, place in (("answer", 1), ("selected", 3)):
         assert getattr(found, name).tolist() == [answer[place] for answer in said], name
-    sure = torch.tensor([answer[2] / 10 for answer in said]).exp()
-    torch.testing.assert_close(found.probability, sure / (sure + 5))
+    # Of another task's class nothing is left, and the first of equals is answered.
+    assert found.task_known_answer.tolist() == [0, 0, 0, 1, 0, 2, 2, 2]
+    sure = np.exp([answer[2] / 10 for answer in said])
+    np.testing.assert_allclose(found.probability, sure / (sure + 5), rtol=1e-6)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 8])
+def test_images_to_come_are_answered_and_counted_nowhere(batch_size: int) -> None:
+    method, (first, second), shows = Says(FrozenHeadConfig(), tiny_vit()), saying(), feed(batch_size)
+    answers = Answers([first, second], [range(6)], shows.fabric.device, ahead=torch.tensor([5, 7]))
+    assert evaluate(method, shows, [first], answers=answers) == [Score(5, 3, 2, [2])]
+    found = answers.gathered(lambda own: own)
+    assert found.answer.tolist() == [0, 0, 0, 1, 5, 2, -1, 2]
+    assert found.selected.tolist() == [0, 1, 0, 3, 5, 1, -1, 1]
+    assert found.task_known_answer.tolist() == [0, 0, 0, 1, 5, -1, -1, -1]
+    assert found.probability[6] == 0
+    assert found.probability[5] == found.probability[7] > 0.5
 
 
 def test_the_images_of_one_dataset_in_two_tasks_are_told_apart() -> None:
@@ -155,10 +171,10 @@ def test_the_images_of_one_dataset_in_two_tasks_are_told_apart() -> None:
     first, second = saying()
     both = Subset(first.images, torch.tensor([3, 1, 0]), first.labels[[3, 1, 0]])
     method, shows = Says(FrozenHeadConfig(), tiny_vit()), feed(2)
-    answers = Answers([first, both, second], shows.fabric.device)
+    answers = Answers([first, both, second], [range(6)] * 3, shows.fabric.device)
     scores = evaluate(method, shows, [first, both, second], answers=answers)
     assert scores[1] == Score(3, 2, 1, [1, 1, 0])
-    assert answers.gathered(shows.fabric).label.tolist() == [0, 0, 0, 1, 5, 1, 0, 0, 2, 0, 2]
+    assert answers.gathered(lambda own: own).answer.tolist() == [0, 0, 0, 1, 5, 1, 0, 0, 2, 0, 2]
 
 
 def test_without_a_choice_there_is_no_matching(world: World, tmp_path: Path) -> None:

@@ -22,10 +22,11 @@ from dualprompt.data.images import Images
 from dualprompt.data.stream import Subset
 from dualprompt.data.views import View
 from dualprompt.methods.base import METHODS, Batch, Method, Phase, method_config
+from dualprompt.run.answers import Answers
 from dualprompt.run.folder import Run
 from dualprompt.training import group
 from dualprompt.training.batch import BatchSpec
-from dualprompt.training.evaluate import Answers, Score, evaluate
+from dualprompt.training.evaluate import Score, evaluate
 from dualprompt.training.feed import Feed
 from dualprompt.training.loader import Loader
 from dualprompt.training.loop import train
@@ -209,12 +210,12 @@ def epochs_of(method: Method, made: Feed, subset: Subset) -> Callable[[int], Non
 
 def evaluated(method: Method, made: Feed, subsets: list[Subset], recorded: bool) -> tuple[list[Score], Tensor, Tensor]:
     """Return scores, answers and how sure they were."""
-    answers = Answers(subsets, made.fabric.device)
+    answers = Answers(subsets, [subset.labels.unique().tolist() for subset in subsets], made.fabric.device)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(method), "capturable", recorded)
         scores = evaluate(method, made, subsets, answers=answers)
-    found = answers.gathered(made.fabric)
-    return scores, found.label, found.probability
+    found = answers.gathered(lambda own: own)
+    return scores, torch.from_numpy(found.answer), torch.from_numpy(found.probability)
 
 
 @pytest.mark.parametrize("name", ["dualprompt", "l2p", "er"])

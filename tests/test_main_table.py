@@ -15,10 +15,10 @@ import yaml
 from dualprompt.cli import main
 from dualprompt.errors import DualPromptError
 from dualprompt.methods.base import METHODS
+from dualprompt.report.columns import MEASURES
 from dualprompt.report.sheet import Column, Sheet, as_latex, as_markdown, as_rich
 from dualprompt.report.tables import text, wide
 from dualprompt.sweeps import main_table, paper
-from dualprompt.sweeps.runs import METRICS
 from sandbox import World, call, contents
 
 
@@ -52,18 +52,38 @@ def test_mean_and_deviation_over_seeds(made: tuple[tuple[object, ...], Any]) -> 
     for row in value["rows"]:
         results = [json.loads((Path(run) / "result.json").read_text()) for run in row["runs"]]
         assert row["seeds"] == [result["seed"] for result in results] == [0, 1]
-        for key in METRICS:
-            numbers = [result[key] for result in results]
-            if row["method"] == "frozen-head" and key == "matching_accuracy":
-                assert (row[key], row[f"{key}_std"]) == (None, None)
-                continue
-            assert row[key] == pytest.approx(statistics.mean(numbers))
-            assert row[f"{key}_std"] == pytest.approx(statistics.stdev(numbers))
+        absent = {
+            "forward_transfer",
+            "buffer_bytes",
+            *({"matching_accuracy"} if row["method"] == "frozen-head" else ()),
+        }
+        for each in MEASURES:
+            numbers = [number for result in results if (number := each.of(result)) is not None]
+            assert (not numbers) == (each.key in absent), each
+            assert row[each.key] == (pytest.approx(statistics.mean(numbers)) if numbers else None)
+            assert row[f"{each.key}_std"] == (pytest.approx(statistics.stdev(numbers)) if numbers else None)
         assert row["additional_parameters"] == results[0]["parameters"]["additional"]["count"]
         assert row["kept_mb"] == results[0]["parameters"]["kept"]["mb"]
         assert row["training_seconds"] > 0
-    plain, mean = (json.loads((Path(row["runs"][0]) / "manifest.json").read_text()) for row in value["rows"][1:])
+    folders = [Path(str(other["runs"][0])) for other in value["rows"][1:]]
+    plain, mean = (json.loads((folder / "manifest.json").read_text()) for folder in folders)
     assert (plain["config"]["method"]["keys"], mean["config"]["method"]["keys"]) == ("learned", "mean")
+
+
+def test_columns_are_those_that_are_asked_for(made: tuple[tuple[object, ...], Any]) -> None:
+    command, value = made
+    shown = call(*command, "--format", "markdown", "--columns", "ECE,A,passes").out
+    head = next(line for line in shown.splitlines() if line.startswith("| method"))
+    titles = [cell.strip() for cell in head.strip("|").split("|")]
+    assert titles == ["method", "buffer", "ECE (%)", "A (%)", "passes in prediction", "seeds"]
+    for row in value["rows"]:
+        cells = [cell.strip() for cell in line_of(shown, row["method"]).strip("|").split("|")]
+        assert cells[2] == f"{row['calibration_error']:.2f} ± {row['calibration_error_std']:.2f}"
+        assert cells[4] == f"{row['cost_predict_passes']:.2f} ± 0.00"
+    assert "ECE: how far off probabilities are" in shown
+    every = call(*command, "--format", "markdown", "--columns", "all").out
+    assert all(each.heading.replace("\n", " ") in every for each in MEASURES)
+    assert "there is no column 'ecf'; did you mean 'ECE'?" in call(*command, "--columns", "A,ecf").error
 
 
 def test_runs_are_reused_and_every_form_says_the_same(made: tuple[tuple[object, ...], Any], tmp_path: Path) -> None:

@@ -20,7 +20,8 @@ from dualprompt.export import export
 from dualprompt.learner import ContinualLearner
 from dualprompt.methods.base import METHODS, Batch, Method, Prediction, Selection, TaskView, method_config
 from dualprompt.methods.frozen_head import FrozenHead, FrozenHeadConfig
-from dualprompt.training.evaluate import Answers, evaluate
+from dualprompt.run.answers import Answers
+from dualprompt.training.evaluate import evaluate
 from dualprompt.training.feed import Feed
 from helpers import SIDE, backbone_for, batch_of, random_images, seeded, subset_of, task_view, tiny_vit
 from sandbox import World, pictures
@@ -129,7 +130,7 @@ def test_an_evaluation_in_the_middle_of_a_task_sees_the_weights_of_that_moment(n
         fresh.load_state({key: value.clone() for key, value in method.state().items()})
         found = []
         for each in (method, fresh):
-            answers = Answers(subsets, torch.device("cpu"))
+            answers = Answers(subsets, [range(3), range(3, 6)], torch.device("cpu"))
             found.append((evaluate(each, feed, subsets, answers=answers), answers.probability))
         assert found[0][0] == found[1][0]
         torch.testing.assert_close(found[0][1], found[1][1])
@@ -185,7 +186,7 @@ def test_gradients_in_prediction_leave_no_trace(adapting: type[Adapting]) -> Non
         values = {"benchmark": {"dataset": "x"}, "evaluate": {"batch_size": size}}
         feed = Feed(RunConfig.model_validate(values), view, vit, Fabric(accelerator="cpu", devices=1))
         subsets = [subset_of(PICTURES[order.numpy()], order % 6)]
-        answers = Answers(subsets, torch.device("cpu"))
+        answers = Answers(subsets, [range(6)], torch.device("cpu"))
         evaluate(method, feed, subsets, answers=answers)
         assert not answers.probability.requires_grad
         found.append(answers.probability[order])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -50,6 +51,7 @@ def test_one_task() -> None:
     assert metrics.average_accuracy([[42.0]]) == 42
     assert metrics.forgetting([[42.0]]) == 0
     assert metrics.backward_transfer([[42.0]]) == 0
+    assert metrics.coda_forgetting([[42.0]]) == 0
     assert metrics.mean_over_steps([[42.0]]) == 42
     assert metrics.learning_accuracy([[42.0]]) == 42
 
@@ -62,6 +64,7 @@ def test_summary_and_the_rest() -> None:
         "image_weighted_accuracy": pytest.approx((60 * 10 + 50 * 30 + 90 * 40) / 80),
         "mean_over_steps": pytest.approx(224.1666667 / 3),
         "backward_transfer": pytest.approx(-20),
+        "coda_forgetting": pytest.approx(((80 - 85) + ((85 - 60) + (70 - 50)) / 2) / 2),
         "learning_accuracy": pytest.approx(80),
     }
     unknown = metrics.summarise(THREE, None)
@@ -82,7 +85,7 @@ def test_the_variance_of_an_accuracy_is_that_of_coin_tosses() -> None:
 @pytest.mark.parametrize("wrong", [[], [[1.0, 2.0]], [[1.0], [2.0]], [[1.0], [2.0, 3.0], [4.0, 5.0, 6.0, 7.0]]])
 def test_a_matrix_that_is_not_lower_triangular_is_refused(wrong: list[list[float]]) -> None:
     alone = (metrics.average_accuracy, metrics.forgetting, metrics.backward_transfer, metrics.learning_accuracy)
-    for metric in (*alone, metrics.mean_over_steps):
+    for metric in (*alone, metrics.mean_over_steps, metrics.coda_forgetting):
         with pytest.raises(ValueError, match="accuracy matrix"):
             metric(wrong)
     for metric in (metrics.image_weighted_accuracy, metrics.variance):
@@ -151,3 +154,69 @@ def test_a_shift_of_all_accuracies_moves_averages_and_not_differences(S: list[li
     assert metrics.average_accuracy(moved) == pytest.approx(metrics.average_accuracy(S) + shift, abs=1e-9)
     assert metrics.forgetting(moved) == pytest.approx(metrics.forgetting(S), abs=1e-9)
     assert metrics.backward_transfer(moved) == pytest.approx(metrics.backward_transfer(S), abs=1e-9)
+    assert metrics.coda_forgetting(moved) == pytest.approx(metrics.coda_forgetting(S), abs=1e-9)
+
+
+def codas_loops(y: list[list[float]]) -> float:
+    """What utils/calc_forgetting.py of CODA-Prompt computes, for one trial: every pair of a step and an older task."""
+    drops = 0.0
+    for t in range(1, len(y)):
+        for i in range(t):
+            drops += (y[t - 1][i] - y[t][i]) / t
+    return drops / (len(y) - 1)
+
+
+def test_codas_forgetting_by_hand() -> None:
+    # Steps of FOUR: 90 → 40; 40 → 95 and 60 → 80; 95 → 70, 80 → 50 and 30 → 75.
+    assert metrics.coda_forgetting(FOUR) == pytest.approx((50 + (-55 - 20) / 2 + (25 + 30 - 45) / 3) / 3)
+
+
+@given(matrices())
+def test_codas_forgetting_is_that_of_its_code(S: list[list[float]]) -> None:
+    if len(S) > 1:
+        assert metrics.coda_forgetting(S) == pytest.approx(codas_loops(S), abs=1e-9)
+    if len(S) == 2:
+        assert metrics.coda_forgetting(S) == pytest.approx(metrics.forgetting(S), abs=1e-9)
+
+
+def test_forward_transfer_by_hand() -> None:
+    # 60 % right of 4 classes and 35 % of 5, before the task is learned: 35 and 15 above guessing.
+    assert metrics.forward_transfer([60.0, 35.0], [4, 5]) == pytest.approx(25)
+    assert metrics.forward_transfer([60.0, None], [4, 5]) is None
+    assert metrics.forward_transfer([], []) is None
+
+
+def test_calibration_by_hand() -> None:
+    # Four bins. Edges belong below: 0.25 to the first, 0.75 to the third. The second is empty.
+    probability = np.array([0.2, 0.25, 0.75, 0.6, 0.9, 1.0])
+    right = np.array([False, True, True, False, True, True])
+    bins = metrics.reliability(probability, right, bins=4)
+    assert bins["images"] == [2, 0, 2, 2]
+    assert bins["confidence"] == pytest.approx([22.5, 0, 67.5, 95])
+    assert bins["accuracy"] == pytest.approx([50, 0, 50, 100])
+    assert metrics.calibration_error(bins) == pytest.approx((2 * 27.5 + 2 * 17.5 + 2 * 5) / 6)
+
+
+def test_a_method_that_says_what_is_so_is_calibrated() -> None:
+    """Answers of probability 0.8 of which 8 in 10 are right have no error; all of them wrong, one of 80."""
+    sure = np.full(10, 0.8)
+    assert metrics.calibration_error(metrics.reliability(sure, np.arange(10) < 8)) == pytest.approx(0)
+    assert metrics.calibration_error(metrics.reliability(sure, np.zeros(10, bool))) == pytest.approx(80)
+    assert len(metrics.reliability(sure, np.zeros(10, bool))["images"]) == 15
+
+
+def test_auroc_by_hand() -> None:
+    known, unknown = np.array([0.9, 0.5, 0.5]), np.array([0.5, 0.1])
+    # Six pairs: 0.9 beats both, each 0.5 beats 0.1 and ties with 0.5.
+    assert metrics.auroc(known, unknown) == pytest.approx(100 * (2 + 1.5 + 1.5) / 6)
+    assert metrics.auroc(unknown, known) == pytest.approx(100 - 100 * 5 / 6)
+    assert metrics.auroc(np.ones(3), np.zeros(2)) == 100
+
+
+@given(
+    st.lists(st.integers(0, 4), min_size=1, max_size=20),
+    st.lists(st.integers(0, 4), min_size=1, max_size=20),
+)
+def test_auroc_is_the_share_of_pairs(known: list[int], unknown: list[int]) -> None:
+    pairs = [(a > b) + (a == b) / 2 for a in known for b in unknown]
+    assert metrics.auroc(np.array(known) / 4, np.array(unknown) / 4) == pytest.approx(100 * statistics.fmean(pairs))

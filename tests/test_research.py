@@ -71,7 +71,7 @@ def test_a_preset_in_a_line(world: World, tmp_path: Path) -> None:
     assert again.config == run.config
     assert again.frame().loc["task 3", "task 1"] == run.accuracy_matrix[2, 0]
     assert call("show", tmp_path / "run").code == 0
-    assert sum(again.predictions.counts.tolist()) == len(again.predictions.label)
+    assert again.predictions.answer.shape == (3, 27)
     figure = again.figure()
     assert "accuracy (%)" in figure.subfigs[0].get_suptitle()
     assert figure._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
@@ -86,7 +86,7 @@ def test_the_model_of_any_task_answers_as_the_run_did(world: World, tmp_path: Pa
     truth = np.concatenate([labels[labels < 2], labels[labels >= 2]])
     images = run.images(np.concatenate([pixels[labels < 2], pixels[labels >= 2]]))
     answered = run.model().predict(Batch(lambda: images, torch.from_numpy(truth))).logits.argmax(dim=1)
-    assert answered.tolist() == run.predictions.label.tolist()
+    assert answered.tolist() == run.predictions.answer[-1].tolist()
     assert run.model(0).predict(Batch(lambda: images, torch.from_numpy(truth))).logits.shape == (8, 2)
     assert run.state(0)["bank.e_prompt.0"].shape == (2, 2, 3, 16)
     assert torch.equal(run.state(0)["bank.task_key.0"], run.state(1)["bank.task_key.0"])
@@ -110,7 +110,7 @@ def test_prompts_logits_and_answers(world: World, tmp_path: Path) -> None:
 
     pixels, labels = noise(8, 1)
     order = np.argsort(labels // 2, kind="stable")  # the run's: task after task
-    assert run.logits(pixels[order]).argmax(dim=1).tolist() == run.predictions.label.tolist()
+    assert run.logits(pixels[order]).argmax(dim=1).tolist() == run.predictions.answer[-1].tolist()
     assert run.logits(pixels, task=0).shape == (8, 2)
     torch.testing.assert_close(run.logits([Image.fromarray(pixels[0])]), run.logits(pixels)[:1])
     sizes = [Image.fromarray(pixels[0]), Image.new("L", (40, 25), 90)]

@@ -46,7 +46,7 @@ def configs(world: World, *methods: str, **changes: Any) -> list[RunConfig]:
 
 
 def numbers(found: list[Obtained]) -> list[dict[str, Any]]:
-    return [{k: v for k, v in each.run.result().items() if k != "run_dir"} for each in found]
+    return [{k: v for k, v in each.run.result().items() if k not in ("run_dir", "seconds")} for each in found]
 
 
 @pytest.fixture(scope="module")

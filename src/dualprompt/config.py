@@ -87,6 +87,9 @@ class EvaluateConfig(Strict):
         default="resize",
         description="whole image squeezed to the input, or short side ·256/224 and the centre cut",
     )
+    ahead: int = Field(
+        default=500, ge=0, description="images of tasks to come that are shown after each task, for AUROC and FWT"
+    )
 
 
 class CheckpointConfig(Strict):

@@ -29,7 +29,8 @@ class LostProcessError(DualPromptError):
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return a phrase that helps someone who mistyped `name`: the nearest known name, then all of them."""
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    folded = {each.casefold(): each for each in names}
+    close = [folded[each] for each in difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=0.5)]
     if close and len(names) > 20:
         return f"did you mean '{close[0]}'?"
     hint = f"did you mean '{close[0]}'? " if close else ""

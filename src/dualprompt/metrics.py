@@ -1,16 +1,19 @@
-"""The paper's metrics as pure functions of the accuracy matrix.
+"""Metrics as pure functions: the paper's and others' of the accuracy matrix, and those of single answers.
 
 `S[t][τ]` is the accuracy, in percent, on task τ after training task t; row t has t + 1 entries. Functions take the
-rows up to the moment they describe, so `average_accuracy(S)` is A_T and `average_accuracy(S[:t])` is A_t.
+rows up to the moment they describe, so `average_accuracy(S)` is A_T and `average_accuracy(S[:t])` is A_t. What each
+metric says, and when it misleads: docs/metrics.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 Matrix = Sequence[Sequence[float]]
+BINS = 15  # of probabilities, for the calibration error
 
 
 def check(S: Matrix) -> None:
@@ -47,6 +50,18 @@ def backward_transfer(S: Matrix) -> float:
     if last == 0:
         return 0.0
     return float(np.mean([S[last][task] - S[task][task] for task in range(last)]))
+
+
+def coda_forgetting(S: Matrix) -> float:
+    """Forgetting as CODA-Prompt's code has it: the mean over steps of the mean drop on old tasks; 0 for one task.
+
+    A step's drop is from the evaluation just before it. So a task that is lost at once counts in one step only, and one
+    that recovers counts against its loss.
+    """
+    check(S)
+    if len(S) == 1:
+        return 0.0
+    return float(np.mean([np.subtract(before, after[:-1]).mean() for before, after in itertools.pairwise(S)]))
 
 
 def image_weighted_accuracy(S: Matrix, images: Sequence[int]) -> float:
@@ -101,8 +116,46 @@ def summarise(
         "image_weighted_accuracy": image_weighted_accuracy(S, images) if images else None,
         "mean_over_steps": mean_over_steps(S),
         "backward_transfer": backward_transfer(S),
+        "coda_forgetting": coda_forgetting(S),
         "learning_accuracy": learning_accuracy(S),
     }
+
+
+def forward_transfer(ahead: Sequence[float | None], classes: Sequence[int]) -> float | None:
+    """FWT: the mean over tasks of the accuracy on the next one before it is learned, less that of guessing.
+
+    `ahead[t]` is the accuracy on task t + 1 after task t, among `classes[t]` classes; None where that task has classes
+    that are new, on which no answer can be right. Then there is no FWT, nor for one task.
+    """
+    gains = [value - 100 / count for value, count in zip(ahead, classes, strict=True) if value is not None]
+    return float(np.mean(gains)) if gains and len(gains) == len(ahead) else None
+
+
+def reliability(probability: np.ndarray, right: np.ndarray, bins: int = BINS) -> dict[str, list[float]]:
+    """Return how sure and how right answers are in equally wide bins of the probability that each was given.
+
+    Of each bin: its images, their mean probability and the share that is right, in percent; both 0 where it is empty.
+    A bin has its upper edge, not its lower one.
+    """
+    exact = probability.astype(np.float64)
+    place = np.clip(np.ceil(exact * bins).astype(int) - 1, 0, bins - 1)
+    images = np.bincount(place, minlength=bins)
+    sums = (np.bincount(place, weights=values, minlength=bins) for values in (exact, right.astype(np.float64)))
+    confidence, accuracy = (100 * total / np.maximum(images, 1) for total in sums)
+    return {"images": images.tolist(), "confidence": confidence.tolist(), "accuracy": accuracy.tolist()}
+
+
+def calibration_error(bins: Mapping[str, Sequence[float]]) -> float:
+    """ECE: the mean over images of the gap, in its bin of `reliability`, between how sure and how right answers are."""
+    gaps = np.abs(np.subtract(bins["confidence"], bins["accuracy"]))
+    return float(np.average(gaps, weights=bins["images"]))
+
+
+def auroc(known: np.ndarray, unknown: np.ndarray) -> float:
+    """Return how often a known image has a higher score than an unknown one, in percent; a tie counts half."""
+    ranked = np.sort(unknown)
+    lower, not_higher = (np.searchsorted(ranked, known, side=side) for side in ("left", "right"))
+    return float(100 * (lower + not_higher).mean() / 2 / len(unknown))
 
 
 def wilson(correct: int, total: int, z: float = 1.96) -> tuple[float, float]:

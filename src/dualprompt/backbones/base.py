@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from dualprompt.backbones.passes import passed
 from dualprompt.registry import Registry
 
 HALF = (0.5, 0.5, 0.5)
@@ -31,6 +32,7 @@ class Backbone(nn.Module, ABC):
     std: tuple[float, float, float] = HALF
     compiled: bool = False  # whether passes go through torch.compile
     frozen: bool = False
+    notes_passes: ClassVar[bool] = False  # whether it says itself, by `passed`, how much of it images go through
 
     @property
     @abstractmethod
@@ -53,7 +55,8 @@ class Backbone(nn.Module, ABC):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return one feature an image, (batch, dim)."""
-        return self.features(images)
+        features = self.features(images)
+        return features if self.notes_passes else passed(self, features)
 
     @property
     def device(self) -> torch.device:

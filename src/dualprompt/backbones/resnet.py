@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dualprompt.backbones.base import ConvolutionalBackbone, compiled
+from dualprompt.backbones.passes import passed
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,8 @@ def _shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:
 class ResNet(ConvolutionalBackbone):
     """Images to the mean over pixels of what leaves the last stage."""
 
+    notes_passes = True
+
     def __init__(self, config: ResNetConfig) -> None:
         super().__init__()
         self.config = config
@@ -143,6 +146,11 @@ class ResNet(ConvolutionalBackbone):
 
     def maps(self, images: Tensor) -> list[Tensor]:
         """Return what leaves each of the four stages, (batch, channels, height, width)."""
+        found = self._maps(images)
+        passed(self, found[-1])
+        return found
+
+    def _maps(self, images: Tensor) -> list[Tensor]:
         x = self.bn1(self.conv1(images)).relu()
         if self.config.pool:
             x = F.max_pool2d(x, 3, stride=2, padding=1)
@@ -154,10 +162,11 @@ class ResNet(ConvolutionalBackbone):
 
     def features(self, images: Tensor) -> Tensor:
         """Return the mean over pixels of what leaves the last stage, (batch, dim)."""
-        return (compiled(ResNet._features) if self.compiled else ResNet._features)(self, images)
+        run = compiled(ResNet._features) if self.compiled else ResNet._features
+        return passed(self, run(self, images))
 
     def _features(self, images: Tensor) -> Tensor:
-        return self.maps(images)[-1].mean(dim=(2, 3))
+        return self._maps(images)[-1].mean(dim=(2, 3))
 
     @torch.no_grad()
     def zero_residuals(self) -> None:

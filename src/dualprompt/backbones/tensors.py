@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import pickle
 import re
-import struct
-import tokenize
-import zipfile
-import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from dualprompt.backbones.layouts import SUPPORTED
+from dualprompt.data.arrays import BROKEN, read_arrays
 from dualprompt.errors import DualPromptError
 from dualprompt.files import regular
 
@@ -47,23 +42,7 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             f"{path} holds more than tensors ({foreign[1]}); nothing of it was run; give its state dict "
             "alone, best as .safetensors"
         ) from error
-    except (
-        SafetensorError,
-        RuntimeError,
-        ValueError,
-        TypeError,
-        EOFError,
-        LookupError,
-        AttributeError,
-        ArithmeticError,
-        MemoryError,
-        RecursionError,
-        SyntaxError,  # of the headers of arrays, which are Python
-        tokenize.TokenError,
-        zipfile.BadZipFile,
-        zlib.error,
-        struct.error,
-    ) as error:
+    except (SafetensorError, *BROKEN) as error:
         raise DualPromptError(
             f"{path} is damaged or no weights file ({first_line(error)}); download it again"
         ) from error
@@ -112,27 +91,8 @@ def _load_torch(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def _load_npz(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    with zipfile.ZipFile(path) as archive:  # what it says it holds, before any memory is taken for it
-        members = archive.infolist()
-        if sum(member.file_size for member in members) > _room(path):
-            raise ValueError("it would unpack to far more than it holds")
-        for member in members:
-            with archive.open(member) as file:
-                if _array_bytes(file) > member.file_size:
-                    raise ValueError(f"'{member.filename}' says that it is larger than it is")
-    with np.load(path, allow_pickle=False) as arrays:
-        return {key: torch.from_numpy(arrays[key]) for key in arrays.files}, {}
-
-
-def _array_bytes(file: IO[bytes]) -> int:
-    """Return the size of an array by its header; 0 for what is no array."""
-    try:
-        version = np.lib.format.read_magic(file)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, _, dtype = read(file)
-    except ValueError:
-        return 0
-    return math.prod(shape) * dtype.itemsize
+    with regular(path) as file:
+        return {key: torch.from_numpy(value) for key, value in read_arrays(file, _room(path)).items()}, {}
 
 
 LOADERS: dict[str, Callable[[Path], tuple[dict[str, Tensor], dict[str, str]]]] = {

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dualprompt.backbones.base import LayerPrompt, Linear, Outputs, PromptableBackbone, Prompts, compiled
+from dualprompt.backbones.passes import passed
 
 
 @dataclass(frozen=True)
@@ -174,6 +175,8 @@ class VisionTransformer(PromptableBackbone):
     The tokens are [class, distillation?, registers…, patches…].
     """
 
+    notes_passes = True
+
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.config = config
@@ -235,7 +238,8 @@ class VisionTransformer(PromptableBackbone):
 
     def stem(self, images: Tensor, layers: int = 0) -> Tensor:
         """Return the tokens after the first `layers` layers, without prompts."""
-        return (compiled(VisionTransformer._stem) if self.compiled else VisionTransformer._stem)(self, images, layers)
+        run = compiled(VisionTransformer._stem) if self.compiled else VisionTransformer._stem
+        return passed(self, run(self, images, layers), layers / self.depth)
 
     def _stem(self, images: Tensor, layers: int) -> Tensor:
         x = self.embed(images)
@@ -251,7 +255,7 @@ class VisionTransformer(PromptableBackbone):
         before the last layer comes second: only the class token is computed in that one.
         """
         run = compiled(VisionTransformer._rest) if self.compiled else VisionTransformer._rest
-        return run(self, x, layers, prompts, outputs)
+        return passed(self, run(self, x, layers, prompts, outputs), 1 - layers / self.depth)
 
     def _rest(self, x: Tensor, layers: int, prompts: Prompts | None, outputs: Outputs) -> Tensor:
         class_at = 0

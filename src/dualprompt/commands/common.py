@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from dualprompt import sharded
+    from dualprompt.report.columns import Measure
     from dualprompt.report.sheet import Sheet
     from dualprompt.sweeps.obtained import Workers
 
@@ -119,6 +120,20 @@ def add_publish(command: Options) -> None:
     command.add_argument(
         "--publish", type=Path, metavar="FILE.json", help="also write every run and number, without paths, to this file"
     )
+
+
+def add_columns(command: Options) -> None:
+    """Add the option that says which numbers a table has."""
+    command.add_argument(
+        "--columns", metavar="A,F,ECE", help="the table's columns, with commas, or all: see docs/metrics.md"
+    )
+
+
+def chosen_columns(options: argparse.Namespace) -> list[Measure]:
+    """Return the columns that are asked for; none: the table's own."""
+    from dualprompt.report.columns import chosen
+
+    return chosen(names(options.columns))
 
 
 def add_store(command: Parser) -> Options:

@@ -13,8 +13,10 @@ from dualprompt.commands.common import (
     WRITTEN,
     Commands,
     add_choice,
+    add_columns,
     add_devices,
     add_track,
+    chosen_columns,
     emit,
     names,
     sheet_to_width,
@@ -25,6 +27,8 @@ from dualprompt.errors import DualPromptError
 from dualprompt.progress import speaks
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from dualprompt.run.folder import Run
     from dualprompt.training.group import Member
 
@@ -90,6 +94,7 @@ def add(commands: Commands) -> None:
 
     show = commands.add("show", do_show, "show the tables and pictures of a run, or of a study", SHOW_EXAMPLES)
     show.add_argument("run", type=Path, help="the folder of a run, a group of runs or a study")
+    add_columns(show)
 
 
 def do_run(options: argparse.Namespace) -> None:
@@ -188,10 +193,20 @@ def conclude(options: argparse.Namespace, runs: list[Run], folder: Path) -> None
         options,
         run_files.combined(runs, folder) | {"pictures": [str(path) for path in pictures]},
         *(tables.accuracy_matrix(result) for result in shown),
-        to_width(lambda brief: tables.headline(results, brief)),
+        _table(options, results),
         "\n".join(["pictures:", *(f"  {path}" for path in pictures[:LISTED]), *more]),
         f"a page of it: dualprompt report {shlex.quote(str(folder))}",
     )
+
+
+def _table(options: argparse.Namespace, results: list[dict[str, Any]]) -> Table:
+    """Return the numbers that are asked for, or those that say most."""
+    from dualprompt.report import columns, tables
+    from dualprompt.report.sheet import as_rich
+
+    if not getattr(options, "columns", None):
+        return to_width(lambda brief: tables.headline(results, brief))
+    return as_rich(columns.sheet(results, chosen_columns(options), tables.headline_sheet(results).title))
 
 
 def do_show(options: argparse.Namespace) -> None:
@@ -199,6 +214,7 @@ def do_show(options: argparse.Namespace) -> None:
     from dualprompt.report import study_files
     from dualprompt.report.run_files import finished_runs
 
+    chosen_columns(options)  # refuses what there is not, before anything is written
     if study_files.is_study(options.run):
         study = study_files.read(options.run)
         value = study.model_dump(mode="json", exclude={"pictures", "photos"})

@@ -11,9 +11,11 @@ from dualprompt.commands.common import (
     WRITTEN,
     Commands,
     add_choice,
+    add_columns,
     add_publish,
     add_store,
     add_track,
+    chosen_columns,
     emit,
     many_overrides,
     names,
@@ -80,6 +82,7 @@ def add(commands: Commands) -> None:
         "--format", choices=("text", "markdown", "latex", "csv"), help="default: by --out's name, or text"
     )
     written.add_argument("--out", type=Path, help="also write the table to this file")
+    add_columns(written)
     add_publish(written)
     add_track(written)
     kept = add_store(table)
@@ -109,7 +112,7 @@ def do_main(options: argparse.Namespace) -> None:
 
     if options.resnet or options.resnet152:
         raise DualPromptError("--resnet and --resnet152 are for table architecture; give a backbone with --backbone")
-    methods = names(options.methods) or main_table.default_methods()
+    methods, columns = names(options.methods) or main_table.default_methods(), chosen_columns(options)
     overrides = many_overrides(options)
     lines = main_table.lines(options.benchmark, options.recipe, methods, sizes(options.buffers), overrides)
     against = main_table.reference(lines, options.against)
@@ -118,15 +121,16 @@ def do_main(options: argparse.Namespace) -> None:
     if reference is None and options.against not in (None, "none"):
         raise DualPromptError(f"--against: no run of '{options.against}' is finished; leave --stored out to run it")
     values = [row.values(reference) for row in rows]
-    show(options, main_table.sheet(rows, reference), values, main_table.combined(rows, reference), rows)
+    table = main_table.chosen_sheet(rows, columns) if columns else main_table.sheet(rows, reference)
+    show(options, table, values, main_table.combined(rows, reference), rows)
 
 
 def do_architecture(options: argparse.Namespace) -> None:
     """Print Table 2."""
     from dualprompt.sweeps import architecture, main_table
 
-    if options.buffers or options.against:
-        raise DualPromptError("--buffers and --against are for table main; here lines are held against a bound")
+    if options.buffers or options.against or options.columns:
+        raise DualPromptError("--buffers, --against and --columns are for table main, not for this one")
     methods = names(options.methods) or architecture.default_methods()
     backbones = architecture.Backbones(options.resnet or architecture.CIFAR, options.resnet152)
     recipe = options.recipe or "original"

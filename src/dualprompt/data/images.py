@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from dualprompt.data.origin import Origin
 
 
 class Canvas(NamedTuple):
@@ -19,6 +22,8 @@ class Canvas(NamedTuple):
 
 class Images:
     """Images of equal or different sizes. RGB, uint8, rows first, one after another in `flat`."""
+
+    origin: Origin | None = None  # of those of a benchmark: which they are
 
     def __init__(self, flat: Tensor, shapes: Tensor) -> None:
         if flat.dtype != torch.uint8 or flat.ndim != 1:

@@ -17,6 +17,7 @@ from dualprompt.config import BenchmarkConfig, parse
 from dualprompt.data.cache import Store, bad_images, decode
 from dualprompt.data.folder import load_folder
 from dualprompt.data.images import Images
+from dualprompt.data.origin import mark
 from dualprompt.data.sources import DATASETS, GROUPS, Dataset
 from dualprompt.errors import DualPromptError, nearest
 from dualprompt.files import data_root, digest
@@ -134,6 +135,7 @@ def build_stream(config: BenchmarkConfig, seed: int, store: Store, progress: Pro
     _check(plans)
     splits = [split for dataset in datasets for split in (dataset.train, dataset.test)]
     decoded = [decode(split, store, skip_bad=True, progress=progress) for split in splits]
+    mark(datasets, decoded, store)
     bad = tuple(path for part in decoded for path in part.bad)
     if bad and not config.skip_bad:  # after all splits, so that all bad images are named at once
         raise bad_images(bad, sum(len(split) for split in splits))

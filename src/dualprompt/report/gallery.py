@@ -45,8 +45,8 @@ class Evaluated:
 
     @property
     def right(self) -> np.ndarray:
-        """Which test images it gets right."""
-        return self.answers.right.numpy()
+        """Which test images it gets right after the last task."""
+        return self.answers.right[-1]
 
 
 def items(labelled: Sequence[tuple[Run, Result]], progress: Progress = SILENT) -> list[Item]:
@@ -89,10 +89,12 @@ def _evaluated(group: Sequence[tuple[Run, Result]]) -> tuple[list[Evaluated], li
         seen.add(name)
         try:
             answers = predictions.read(run.predictions_path)
+            if len(answers) < answers.tasks:
+                raise DualPromptError(f"{run.predictions_path} has no answers after the last task; run it again")
         except DualPromptError as error:
             remarks.append(f"{name} is left out here: {error}.")
             continue
-        if found and not found[0].answers.truth.equal(answers.truth):
+        if found and not np.array_equal(found[0].answers.truth, answers.truth):
             remarks.append(f"{name} is left out here: it was evaluated on other images.")
             continue
         found.append(Evaluated(name, run, result, answers))
@@ -150,10 +152,11 @@ def _check(evaluated: Sequence[Evaluated], stream: Stream) -> None:
     truth = np.concatenate([subset.labels.numpy() for subset in subsets])
     for each in evaluated:
         path, answers = each.run.predictions_path, each.answers
-        if answers.counts.tolist() != list(map(len, subsets)) or not np.array_equal(answers.truth.numpy(), truth):
+        counts = np.bincount(answers.task, minlength=answers.tasks).tolist()
+        if counts != list(map(len, subsets)) or not np.array_equal(answers.truth, truth):
             raise DualPromptError(f"{path} is of other images than the run's; restore it, or make the run again")
-        if int(answers.label.max()) >= len(stream.classes) or int(answers.selected.max()) >= len(stream.experiences):
-            raise DualPromptError(f"{path} names a class or task that there is not; restore it, or make the run again")
+        if answers.classes.tolist() != list(stream.classes) or answers.judged(len(subsets) - 1) is None:
+            raise DualPromptError(f"{path} is not the run's, or lacks answers; restore it, or make the run again")
 
 
 def _strips(evaluated: Sequence[Evaluated], base: Evaluated, best: Evaluated, stream: Stream, most: int) -> list[Item]:
@@ -161,7 +164,9 @@ def _strips(evaluated: Sequence[Evaluated], base: Evaluated, best: Evaluated, st
     shown = [one for one in evaluated if one in (base, best)]
     shown += [one for one in evaluated if one not in shown][: METHODS - len(shown)]
     shown = [one for one in evaluated if one in shown]
-    chosen = chosen_images(best.right, base.right, np.any([one.right for one in evaluated], axis=0), best.answers, each)
+    chosen = chosen_images(
+        best.right, base.right, np.any([one.right for one in evaluated], axis=0), best.answers.task, each
+    )
     config = best.run.config().benchmark
     pictures, places = [], []
     first = 0
@@ -180,17 +185,19 @@ def _strips(evaluated: Sequence[Evaluated], base: Evaluated, best: Evaluated, st
 
 
 def chosen_images(
-    best: np.ndarray, base: np.ndarray, anyone: np.ndarray, answers: Predictions, each: int
+    best: np.ndarray, base: np.ndarray, anyone: np.ndarray, tasks: np.ndarray, each: int
 ) -> list[list[int]]:
     """Return the rows of `each` images of every task, by what the best method, the baseline and anyone get right.
+
+    `tasks` are those of the images.
 
     Of four kinds in turn: the best right and the baseline wrong; nobody right; both right; the best wrong and someone
     right. Where one kind has too few, the others fill up. Within a kind they are spread evenly.
     """
     kinds = (best & ~base, ~anyone, best & base, ~best & anyone)
     chosen = []
-    for task in range(len(answers.counts)):
-        here = answers.task.numpy() == task
+    for task in range(tasks.max() + 1):
+        here = tasks == task
         candidates = [np.flatnonzero(kind & here) for kind in kinds]
         quota = [0] * len(kinds)
         while sum(quota) < min(each, int(here.sum())):
@@ -204,10 +211,10 @@ def chosen_images(
 
 def _answer(evaluated: Evaluated, row: int, task: int, stream: Stream) -> Answer:
     answers = evaluated.answers
-    said, selected = int(answers.label[row]), int(answers.selected[row])
+    said, selected = int(answers.answer[-1, row]), int(answers.selected[-1, row])
     remark = f"matched to task {selected + 1}" if selected not in (-1, task) else ""
-    percent = round(100 * float(answers.probability[row]))
-    return Answer(evaluated.name, _class(stream, said, task), percent, bool(answers.right[row]), remark)
+    percent = round(100 * float(answers.probability[-1, row]))
+    return Answer(evaluated.name, _class(stream, said, task), percent, bool(evaluated.right[row]), remark)
 
 
 def _class(stream: Stream, number: int, task: int) -> str:

@@ -17,7 +17,7 @@ from dualprompt.config import Count, Percent, Record, RunConfig, read_record
 from dualprompt.errors import DualPromptError
 from dualprompt.files import read_json, write_json
 from dualprompt.report.sheet import Sheet, as_markdown
-from dualprompt.report.tables import ABSENT, over_seeds
+from dualprompt.report.tables import ABSENT, MORE, over_seeds
 from dualprompt.report.verdict import Verdict
 from dualprompt.run.folder import Run
 
@@ -25,6 +25,7 @@ KEYS = ("kind", "title", "command", "date", "finding", "verdicts", "sheets", "ro
 NUMBERS = (
     "average_accuracy", "forgetting", "matching_accuracy", "image_weighted_accuracy", "mean_over_steps",
     "backward_transfer", "learning_accuracy", "accuracy_matrix", "matching_matrix", "judged_images",
+    *MORE, "task_known_matrix", "calibration", "unseen_auroc_over_tasks", "class_accuracy",
 )  # fmt: skip
 CARRIED_OUT = ("--runs", "--out", "--publish", "--jobs", "--format", "--ray", "--ray-cpus", "--ray-gpus", "--track")
 
@@ -136,6 +137,7 @@ def _run(each: Published, environments: list[dict[str, Any]]) -> dict[str, Any]:
         "environment": environments.index(environment),
         "identity": manifest["identity"],
         **{key: result[key] for key in NUMBERS},
+        "cost": result.get("cost"),
         "parameters": result["parameters"],
         "buffer": result["buffer"],
         "training_seconds": each.seconds,

@@ -98,12 +98,12 @@ def _over_seeds(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     if len(results) == 1:
         return dict(results[0])
     value = dict(results[0]) | {"seed": [result["seed"] for result in results]}
-    for key, _ in tables.METRICS:
+    for key in (*(key for key, _ in tables.METRICS), *tables.MORE):
         numbers = [result[key] for result in results if result[key] is not None]
         if numbers:
             value[key], value[f"{key}_std"] = mean_and_deviation(numbers)
-    for key in ("accuracy_matrix", "matching_matrix"):
-        if results[0][key] is not None:
+    for key in ("accuracy_matrix", "matching_matrix", "task_known_matrix"):
+        if all(result[key] is not None for result in results):
             rows = zip(*(result[key] for result in results), strict=True)
             value[key] = [np.mean(row, axis=0).tolist() for row in rows]
     return value

@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 
 from dualprompt.progress import SILENT, Progress
-from dualprompt.report import figures, gallery, study_files
+from dualprompt.report import figures, gallery, more, study_files
 from dualprompt.report.page import Code, Drawn, Item, Photo, Section, Shown, Text
 from dualprompt.report.prompt_map import collect, plane
 from dualprompt.report.run_files import task_keys
@@ -33,6 +33,7 @@ def of_runs(labelled: Labelled, progress: Progress = SILENT) -> list[Section]:
         Section("matching", "Which E-Prompt is selected", _matching(labelled)),
         Section("keys", "Task keys", _keys(labelled)),
         Section("prompts", "Prompts", _prompts(labelled)),
+        *more.sections(results),
         Section("size", "Parameters and bytes", [Shown(_parameters(results))]),
         Section("time", "Time", [Shown(_times(labelled))]),
         Section("config", "Configuration and environment", _environment([run for run, _ in labelled])),

@@ -27,6 +27,8 @@ METRICS = (
     ("mean_over_steps", "mean over steps (%)"),
     ("backward_transfer", "BWT"),
 )
+# Metrics of a result that tables have where they are asked for: see report/columns.py.
+MORE = ("coda_forgetting", "forward_transfer", "task_known_accuracy", "calibration_error", "unseen_auroc")
 
 
 def label(result: Result) -> str:
@@ -146,12 +148,12 @@ def accuracy_matrix(result: Result) -> Table:
 def headline_csv(results: Sequence[Result]) -> str:
     """Return one line a run, in full precision."""
     out = io.StringIO()
-    keys = [key for key, _ in METRICS]
+    keys = [*(key for key, _ in METRICS), *MORE]
     writer = csv.writer(out)
     writer.writerow(["method", "selection", "benchmark", "backbone", "recipe", "seed", *keys, "trained_parameters"])
     for r in results:
         about = [r[key] for key in ("selection", "benchmark", "backbone", "recipe", "seed")]
-        writer.writerow([r.get("line", r["method"]), *about, *(r[key] for key in keys), r["parameters"]["trained"]])
+        writer.writerow([r.get("line", r["method"]), *about, *map(r.get, keys), r["parameters"]["trained"]])
     return out.getvalue()
 
 

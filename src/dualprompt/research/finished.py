@@ -26,7 +26,7 @@ from dualprompt.report.drawing import figure_of
 from dualprompt.report.run_files import finished_runs
 from dualprompt.report.sheet import as_html
 from dualprompt.report.study_files import StudyRecord
-from dualprompt.report.tables import headline_sheet, label, matrix_sheet
+from dualprompt.report.tables import MORE, headline_sheet, label, matrix_sheet
 from dualprompt.run import predictions
 from dualprompt.run.checkpoint import of_method
 from dualprompt.run.folder import Run
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-NUMBERS = ("average_accuracy", "forgetting", "mean_over_steps", "learning_accuracy", "matching_accuracy")
+NUMBERS = ("average_accuracy", "forgetting", "mean_over_steps", "learning_accuracy", "matching_accuracy", *MORE)
 AT_ONCE = 64  # images that are predicted together
 
 
@@ -103,9 +103,14 @@ class FinishedRun:
             matrix[number, : len(row)] = row
         return matrix
 
+    @property
+    def class_accuracy(self) -> dict[str, float]:
+        """The accuracy on each class after the last task in percent, by its name; empty if that was not noted."""
+        return dict(self.result.get("class_accuracy") or {})
+
     @cached_property
     def predictions(self) -> Predictions:
-        """What it answered for every test image after the last task."""
+        """What it answered for every test image after each task: `answer[-1]` is after the last."""
         return predictions.read(self.run.predictions_path)
 
     def frame(self) -> DataFrame:
@@ -114,13 +119,13 @@ class FinishedRun:
         return _pandas().DataFrame(self.accuracy_matrix, index=names, columns=names)
 
     def answers(self) -> DataFrame:
-        """Return a row for each test image as a pandas DataFrame: its task and class, and what was answered."""
+        """Return a row for each test image as a pandas DataFrame: its task and class, and the last answer."""
         found, names = self.predictions, np.array(self.classes, dtype=object)
         tasks = np.array(self.result["tasks"], dtype=object)
-        selected = [tasks[task] if task >= 0 else None for task in found.selected.tolist()]
-        columns = {"task": tasks[found.task.numpy()], "truth": names[found.truth.numpy()]}
-        columns |= {"answer": names[found.label.numpy()], "probability": found.probability.numpy()}
-        return _pandas().DataFrame(columns | {"right": found.right.numpy(), "matched": selected})
+        selected = [tasks[task] if task >= 0 else None for task in found.selected[-1].tolist()]
+        columns = {"task": tasks[found.task], "truth": names[found.truth]}
+        columns |= {"answer": names[found.answer[-1]], "probability": found.probability[-1]}
+        return _pandas().DataFrame(columns | {"right": found.answer[-1] == found.truth, "matched": selected})
 
     def state(self, task: int = -1) -> dict[str, Tensor]:
         """Return the method's tensors as they were after a task, by name."""

@@ -17,6 +17,7 @@ from safetensors.torch import load, save_file
 from torch import Tensor
 from torch.optim import Optimizer
 
+from dualprompt.backbones.passes import Passes
 from dualprompt.config import Count, Percent, recorded
 from dualprompt.errors import DualPromptError
 from dualprompt.files import atomic, parse_json, read_bytes
@@ -41,6 +42,7 @@ class Position:
     matching: list[list[Percent]] = field(default_factory=list)
     # Of the last evaluation: how many images of each task (row) used the E-Prompt of each task (column).
     confusion: list[list[Count]] = field(default_factory=list)
+    spent: Passes = field(default_factory=Passes)  # on learning so far, of all images together
 
     def fits(self, first: int) -> bool:
         """Return whether what was measured is that of the tasks before this one, from the `first` on."""
@@ -100,6 +102,12 @@ def _disk_error(error: SafetensorError) -> tuple[int, str]:
 
 def read(path: Path) -> tuple[State, Position]:
     """Return the tensors of a checkpoint, and where the run stood."""
+    tensors, header = read_tensors(path)
+    return tensors, recorded(Position, header, f"checkpoint {path}", DELETE)
+
+
+def read_tensors(path: Path) -> tuple[State, str]:
+    """Return the tensors in a file that `write` made, and its header; what is not whole is refused."""
     try:
         # Not as a map of the file, which would change with it, or end the process where it is cut.
         content = read_bytes(path, MOST_BYTES)
@@ -117,7 +125,7 @@ def read(path: Path) -> tuple[State, Position]:
         raise DualPromptError(f"checkpoint {path} cannot be read ({error}); {DELETE}") from None
     if not whole:
         raise DualPromptError(f"checkpoint {path} cannot be read (its checksum is wrong); {DELETE}")
-    return tensors, recorded(Position, header, f"checkpoint {path}", DELETE)
+    return tensors, header
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ import importlib.util
 import inspect
 import secrets
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,9 @@ from dualprompt.methods.base import METHODS
 
 PACKAGE = Path(__file__).parent.parent
 LOOP = "dualprompt.training.loop"
-ROOMS = tuple(
-    f"dualprompt.{room}"
-    for room in ("training", "run", "methods", "prompts", "backbones", "data", "derived", "metrics", "seeds")
+ROOMS = (
+    *(f"dualprompt.{room}" for room in ("training", "features", "run", "methods", "prompts", "backbones")),
+    *(f"dualprompt.{room}" for room in ("data", "derived", "metrics", "seeds")),
 )
 # They show, record, find or fetch, and change no number. What they find is in the identity: images and weights by
 # their content (so readers in data/datasets, which nothing imports by name, need no mention), options by their values.
@@ -40,7 +40,6 @@ APART = frozenset(
         "dualprompt.run.records",
         "dualprompt.run.tracking",
         "dualprompt.training.group",
-        "dualprompt.training.watch",
         "dualprompt.backbones.known",
         "dualprompt.data.download",
         "dualprompt.data.gallery",
@@ -72,13 +71,25 @@ def of_method(kind: type) -> str:
 
 def modules(kind: type) -> dict[str, bytes | None]:
     """Return the modules that decide a run of a method, with their source; None where there is none to read."""
-    waiting, found = [kind.__module__, LOOP], dict[str, bytes | None]()
+    return _reached([kind.__module__, LOOP], lambda name: _counts(name, kind))
+
+
+@functools.cache
+def of_module(name: str) -> str:
+    """Return the hash of a module of ours, with all that it imports from the rooms where results are made."""
+    found = _reached([name], lambda other: other.startswith(ROOMS) and other not in APART)
+    return digest({name: source and _read(source).hash for name, source in found.items()})
+
+
+def _reached(waiting: list[str], counts: Callable[[str], bool]) -> dict[str, bytes | None]:
+    """Return modules and those that they import, as far as these count, with their source."""
+    found = dict[str, bytes | None]()
     while waiting:
         name = waiting.pop()
         if name not in found:
             path = _file(name)
             found[name] = path and path.read_bytes()
-            waiting += [other for other in _imported(name, path) if _counts(other, kind)] if path else []
+            waiting += [other for other in _imported(name, path) if counts(other)] if path else []
     return found
 
 

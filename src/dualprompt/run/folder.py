@@ -27,6 +27,7 @@ from dualprompt.progress import Progress
 from dualprompt.run.checkpoint import Checkpoints, State
 from dualprompt.run.code import code_of
 from dualprompt.run.identity import Identity, digest_of
+from dualprompt.run.measures import UNKNOWN
 from dualprompt.run.provenance import git_state, versions
 from dualprompt.run.records import LogLine, ManifestRecord, ResultRecord
 
@@ -68,8 +69,8 @@ class Run:
 
     @property
     def predictions_path(self) -> Path:
-        """What the finished run answered for every test image."""
-        return self.folder / "predictions.safetensors"
+        """What the run answered for every test image, after each task."""
+        return self.folder / "predictions.npz"
 
     @classmethod
     def create(cls, folder: Path, config: RunConfig, stream: Stream, weights: CheckpointInfo, precision: str) -> Run:
@@ -237,7 +238,8 @@ class Run:
         value = read_record(path, ResultRecord).model_dump(exclude_unset=True)
         S, matching = value["accuracy_matrix"], value.get("matching_matrix")
         images = value.get("judged_images") or self._evaluated_images()
-        value = {"judged_images": images} | summarise(S, matching[-1] if matching else None, images) | value
+        older = UNKNOWN | {"judged_images": images} | summarise(S, matching[-1] if matching else None, images)
+        value = older | value
         if self.manifest()["config"]["method"].get("e_layers") == []:  # no E-Prompt to match; older files count keys
             value |= dict.fromkeys(("matching_accuracy", "matching_matrix", "matching_confusion"))
         return {key: value[key] for key in value if key != "anytime_average_accuracy"}  # now mean_over_steps
@@ -270,6 +272,11 @@ class Run:
         wrapped = [b'{"line": %b}' % line for line in lines]
         found = [recorded(LogLine, line, place, remedy).line for line, place in zip(wrapped, where, strict=True)]
         return [line.model_dump(exclude_unset=True) for line in found]
+
+    def seconds(self) -> dict[str, float]:
+        """Return how long training and evaluation took; an interrupted task counts from where it went on."""
+        tasks = [line["seconds"] for line in self.lines() if line["event"] == "task"]
+        return {what: round(sum(each[what] for each in tasks), 3) for what in ("train", "evaluate")}
 
     def finish(self, result: dict[str, Any]) -> None:
         """Write the final numbers; the listener receives them first, since a finished run says nothing more."""

@@ -73,9 +73,38 @@ class _ParametersRecord(Record):
     kept: _Size
 
 
+class _CostRecord(Record):
+    passes: float
+    gflops: float
+
+
+class _BothCosts(Record):
+    train: _CostRecord
+    predict: _CostRecord
+
+
+class _TotalSeconds(Record):
+    train: float
+    evaluate: float
+
+
 class _BufferRecord(Record):
     images: Count
     bytes: Count
+
+
+class _CalibrationRecord(Record):
+    """See metrics.reliability."""
+
+    images: list[Count]
+    confidence: list[Percent]
+    accuracy: list[Percent]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> _CalibrationRecord:
+        if not len(self.images) == len(self.confidence) == len(self.accuracy) or not any(self.images):
+            raise ValueError("every bin has images, a confidence and an accuracy, and some have images")
+        return self
 
 
 class ResultRecord(Record):
@@ -95,12 +124,23 @@ class ResultRecord(Record):
     anytime_average_accuracy: Percent | None = None  # what the mean over steps was once called
     judged_images: list[Count] | None = None
     backward_transfer: float
+    coda_forgetting: float | None = None
+    forward_transfer: float | None = None
     learning_accuracy: Percent
+    task_known_accuracy: Percent | None = None
+    task_known_matrix: list[list[Percent]] | None = None
+    calibration_error: Percent | None = None
+    calibration: _CalibrationRecord | None = None
+    unseen_auroc: Percent | None = None
+    unseen_auroc_over_tasks: list[Percent | None] | None = None
+    class_accuracy: dict[str, Percent] | None = None
     accuracy_matrix: list[list[Percent]]
     matching_matrix: list[list[Percent]] | None
     matching_confusion: list[list[Count]] | None
     selection: str | None
     parameters: _ParametersRecord
+    cost: _BothCosts | None = None
+    seconds: _TotalSeconds | None = None
     queries: str
     buffer: _BufferRecord | None
     skipped_images: Count
@@ -108,7 +148,7 @@ class ResultRecord(Record):
 
     @model_validator(mode="after")
     def _consistent(self) -> ResultRecord:
-        for matrix in (self.accuracy_matrix, self.matching_matrix):
+        for matrix in (self.accuracy_matrix, self.matching_matrix, self.task_known_matrix):
             if matrix is not None:
                 metrics.check(matrix)
                 if len(matrix) != len(self.tasks):

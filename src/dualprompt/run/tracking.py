@@ -24,7 +24,10 @@ from dualprompt.progress import Progress
 from dualprompt.run.folder import Run
 
 AFTER_TASK = ("average_accuracy", "forgetting", "matching_accuracy")
-HEADLINE = (*AFTER_TASK, "image_weighted_accuracy", "mean_over_steps", "backward_transfer", "learning_accuracy")
+HEADLINE = (
+    *(*AFTER_TASK, "image_weighted_accuracy", "mean_over_steps", "backward_transfer", "learning_accuracy"),
+    *("coda_forgetting", "forward_transfer", "task_known_accuracy", "calibration_error", "unseen_auroc"),
+)
 
 
 @dataclass(frozen=True)

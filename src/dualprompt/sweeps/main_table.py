@@ -12,6 +12,7 @@ from dualprompt.errors import DualPromptError, nearest
 from dualprompt.methods.base import METHODS, method_config
 from dualprompt.metrics import mean_and_deviation
 from dualprompt.progress import SILENT, Progress
+from dualprompt.report.columns import Measure, notes
 from dualprompt.report.sheet import Column, Sheet
 from dualprompt.report.tables import ABSENT, explained, over_seeds, plus_minus
 from dualprompt.report.verdict import RULE, Difference, decide, paired
@@ -286,6 +287,20 @@ def sheet(rows: Sequence[TableRow], reference: TableRow | None = None) -> Sheet:
         )
     title = f"{config.benchmark.name}, {backbone}, recipe {config.train.recipe}"
     return Sheet(title, columns, tuple(tuple(group) for group in groups.values()), tuple(remarks))
+
+
+def chosen_sheet(rows: Sequence[TableRow], columns: Sequence[Measure]) -> Sheet:
+    """Return a table of the same lines with other columns: the numbers that are asked for."""
+    config, groups = rows[0].line.config, dict[tuple[bool, int | None], list[tuple[str, ...]]]()
+    for row in rows:
+        name = (row.line.title, ABSENT if row.line.joint else str(row.line.buffer or 0))
+        cells = (*name, *(over_seeds(row.measured(each)) for each in columns), str(len(row.finished)))
+        groups.setdefault((row.line.joint, row.line.buffer), []).append(cells)
+    heads = [Column("method", right=False), Column("buffer"), *(Column(each.heading) for each in columns)]
+    seeds = explained(len(row.finished) for row in rows) or [f"seed {config.seed}"]
+    remarks = (*seeds, *notes(columns), *settings(rows), *other_code(rows))
+    title = f"{config.benchmark.name}, {Path(config.backbone.name).name}, recipe {config.train.recipe}"
+    return Sheet(title, (*heads, Column("seeds")), tuple(map(tuple, groups.values())), remarks)
 
 
 def settings(rows: Sequence[TableRow]) -> list[str]:

@@ -35,7 +35,7 @@ class Obtained:
     @property
     def seconds(self) -> float:
         """How long a finished run trained, without evaluation; an interrupted task counts from where it went on."""
-        return sum(line["seconds"]["train"] for line in self.run.lines() if line["event"] == "task")
+        return self.run.seconds()["train"]
 
 
 Count = Callable[[Obtained, str | None, str], None]  # notes the end of a run: its error, if any, and the details

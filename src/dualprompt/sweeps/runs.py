@@ -8,9 +8,8 @@ from typing import Any
 from dualprompt.config import BUFFER_SIZE
 from dualprompt.methods.base import METHODS
 from dualprompt.metrics import mean_and_deviation
+from dualprompt.report.columns import MEASURES, Measure
 from dualprompt.sweeps.obtained import Obtained
-
-METRICS = ("average_accuracy", "forgetting", "matching_accuracy", "image_weighted_accuracy", "mean_over_steps")
 
 
 class OverSeeds:
@@ -28,16 +27,31 @@ class OverSeeds:
         """The numbers of the runs that have not failed."""
         return [each.run.result() for each in self.finished]
 
+    @property
+    def joint(self) -> bool:
+        """Whether all tasks are learned at once."""
+        return bool(self.obtained) and METHODS[self.obtained[0].config.method["name"]].joint
+
     def numbers(self, key: str) -> list[float]:
         """Return a metric of every finished run that has it; forgetting says nothing of joint training."""
-        if key == "forgetting" and self.obtained and METHODS[self.obtained[0].config.method["name"]].joint:
+        if key == "forgetting" and self.joint:
             return []
         return [result[key] for result in self.results if result[key] is not None]
 
+    def measured(self, measure: Measure) -> list[float]:
+        """Return a number of every finished run that has it; what old tasks have says nothing of joint training."""
+        if measure.of_old_tasks and self.joint:
+            return []
+        return [value for result in self.results if (value := measure.of(result)) is not None]
+
     def metrics(self) -> dict[str, float | None]:
-        """Return the mean of every metric, and its deviation as `…_std`, in full precision."""
-        found = {key: mean_and_deviation(n) if (n := self.numbers(key)) else (None, None) for key in METRICS}
-        return {name: value for key in METRICS for name, value in zip((key, f"{key}_std"), found[key], strict=True)}
+        """Return the mean of every number, and its deviation as `…_std`, in full precision."""
+        found: dict[str, float | None] = {}
+        for each in MEASURES:
+            numbers = self.measured(each)
+            mean, deviation = mean_and_deviation(numbers) if numbers else (None, None)
+            found |= {each.key: mean, f"{each.key}_std": deviation}
+        return found
 
 
 def rehearses(method: str) -> bool:

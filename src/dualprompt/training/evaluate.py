@@ -5,28 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from dualprompt.backbones.passes import counted
 from dualprompt.data.images import Images
 from dualprompt.data.stream import Subset
 from dualprompt.derived import predicting
-from dualprompt.methods.base import Method, Prediction, Selection
+from dualprompt.methods.base import Method, Selection
 from dualprompt.metrics import summarise
 from dualprompt.progress import SILENT, Progress, Work
+from dualprompt.run.answers import Answers
 from dualprompt.run.checkpoint import fitting, of_method, read
 from dualprompt.run.folder import Run
-from dualprompt.run.predictions import Predictions
+from dualprompt.run.measures import measured
+from dualprompt.run.predictions import of_stream
 from dualprompt.training.batch import ImageSpec
 from dualprompt.training.distributed import total
 from dualprompt.training.feed import Feed
 from dualprompt.training.setup import Setup
 from dualprompt.training.steps import carried_out
-
-if TYPE_CHECKING:
-    from lightning_fabric import Fabric
 
 
 @dataclass(frozen=True)
@@ -47,35 +47,6 @@ class Score:
     def matching(self) -> float | None:
         """Share of images that used their own task's E-Prompt, in percent."""
         return None if self.matched is None else 100 * self.matched / self.images
-
-
-class Answers:
-    """Room on the device for the answers to every evaluated image. Processes fill in their own, and zeros elsewhere."""
-
-    def __init__(self, subsets: Sequence[Subset], device: torch.device) -> None:
-        self.subsets = subsets
-        images = sum(map(len, subsets))
-        self.whole = torch.zeros(2, images, dtype=torch.int64, device=device)  # class, and selected task + 1
-        self.probability = torch.zeros(images, dtype=torch.float32, device=device)
-
-    def note(self, rows: Tensor, prediction: Prediction) -> None:
-        """Note what was answered for the images at `rows`; this only queues work on the device."""
-        probability, label = prediction.logits.float().softmax(dim=1).max(dim=1)
-        self.whole[0, rows] = label
-        self.probability[rows] = probability
-        if prediction.selected is not None:
-            self.whole[1, rows] = prediction.selected.long() + 1
-
-    def gathered(self, fabric: Fabric) -> Predictions:
-        """Return the answers of all processes."""
-        label, selected = total(fabric, self.whole).cpu()
-        return Predictions(
-            counts=torch.tensor([len(subset) for subset in self.subsets]),
-            truth=torch.cat([subset.labels for subset in self.subsets]),
-            label=label,
-            probability=total(fabric, self.probability).cpu(),
-            selected=selected - 1,
-        )
 
 
 def matches(method: Method) -> bool:
@@ -102,16 +73,19 @@ def evaluate(
         subsets: the images of each task, from the first on.
         selection: how an E-Prompt is picked; None: as the method's config says.
         progress: who is told how far it is.
-        answers: what takes down the answer to each image.
+        answers: what takes down the answer to each image, and says which images of tasks to come are shown as well.
     """
     chosen = selection or getattr(method.config, "selection", None)
     # Classified right; then how many selected each task, and in the end any task that is not evaluated.
     counts = torch.zeros(2 + len(subsets), dtype=torch.int64, device=feed.fabric.device)
     scores = []
     steps: dict[Images, Callable[[ImageSpec], None]] = {}
-    first = 0  # row of the task's first image among all
-    with predicting(method), progress.bar(Work("evaluating", sum(map(len, subsets)), "img")) as bar:
-        for task, subset in enumerate(subsets):
+    rows = torch.arange(sum(map(len, subsets))).split([len(subset) for subset in subsets])  # among all images
+    ahead = [] if answers is None or chosen == "oracle" else answers.ahead  # which has no prompt for what is to come
+    shown = [*zip(subsets, rows, strict=True), *ahead]
+    work = Work("evaluating", sum(len(each) for each, _ in shown), "img")
+    with predicting(method), counted(), progress.bar(work) as bar:  # what it takes is no part of learning
+        for task, (subset, places) in enumerate(shown):
             images = subset.images
             if images not in steps:
                 step = partial(classify, method, feed, images, chosen, counts, answers)
@@ -121,12 +95,12 @@ def evaluate(
             counts.zero_()
             for spec in feed.evaluation(subset, method.uses_frozen):
                 assert spec.rows is not None
-                steps[images](replace(spec, task=torch.full_like(spec.labels, task), rows=first + spec.rows))
+                steps[images](replace(spec, task=torch.full_like(spec.labels, task), rows=places[spec.rows]))
                 bar.advance(len(spec) * feed.fabric.world_size)
-            correct, *selected, _ = total(feed.fabric, counts).tolist()
-            picks = (selected[task], selected) if matches(method) else (None, None)
-            scores.append(Score(len(subset), correct, *picks))
-            first += len(subset)
+            if task < len(subsets):
+                correct, *selected, _ = total(feed.fabric, counts).tolist()
+                picks = (selected[task], selected) if matches(method) else (None, None)
+                scores.append(Score(len(subset), correct, *picks))
     return scores
 
 
@@ -158,7 +132,8 @@ def classify(
         counts.index_add_(0, place, torch.ones_like(place))
     if answers is not None:
         assert spec.rows is not None
-        answers.note(spec.rows, prediction)
+        assert spec.task is not None
+        answers.note(spec.rows, spec.task, prediction)
 
 
 def evaluate_again(setup: Setup, run: Run, selection: Selection | None, progress: Progress = SILENT) -> dict[str, Any]:
@@ -167,17 +142,21 @@ def evaluate_again(setup: Setup, run: Run, selection: Selection | None, progress
     method.check_selection(selection)
     state: dict[str, Tensor] = {}
     accuracy, matching, scores = [], [], []
+    found = of_stream(setup.stream, setup.config.benchmark.evaluate_on)
     for task in range(len(result["accuracy_matrix"])):
         state |= of_method(read(run.checkpoints.task_path(task))[0])
         with fitting(run.checkpoints.folder):
             method.load_state(state)
-        scores = evaluate(method, setup.feed, setup.evaluated(task + 1), selection, progress)
+        answers = Answers.after(setup.stream, task + 1, setup.config, setup.fabric.device)
+        scores = evaluate(method, setup.feed, setup.evaluated(task + 1), selection, progress, answers)
+        found = found.added(task, answers.gathered(partial(total, setup.fabric)))
         accuracy.append([score.accuracy for score in scores])
         matching.append([score.matching for score in scores])
     last = matching[-1] if matches(method) else None
     return {
         **result,
         **summarise(accuracy, last, [score.images for score in scores]),
+        **measured(found),
         "accuracy_matrix": accuracy,
         "matching_matrix": matching if matches(method) else None,
         "matching_confusion": [score.selected for score in scores] if matches(method) else None,

@@ -17,12 +17,14 @@ import torch
 from torch import Tensor
 
 from dualprompt.backbones.base import Backbone, BackboneSource, factory_of
+from dualprompt.backbones.passes import Passes, counted
 from dualprompt.config import RunConfig
 from dualprompt.data.images import Canvas, Images
 from dualprompt.data.stream import Subset
 from dualprompt.data.views import View
+from dualprompt.features import Compute, Table
 from dualprompt.methods.base import Batch
-from dualprompt.progress import SILENT, Progress, Work
+from dualprompt.progress import SILENT, Bar, Progress, Work
 from dualprompt.training.batch import Crop, ImageSpec, Look
 from dualprompt.training.distributed import total
 from dualprompt.training.steps import carried_out
@@ -49,9 +51,11 @@ class Feed:
         self.progress = progress
         self.dtype = self.backbones.dtype  # of the images
         # Kept as long as the images are: those of a stream for the whole run, those made for a phase until its end.
-        self._features: WeakKeyDictionary[Subset, Tensor] = WeakKeyDictionary()
+        self.tables: dict[Images, Table] = {}  # of the frozen features of a benchmark's images
+        self._features: WeakKeyDictionary[Subset, Tensor] = WeakKeyDictionary()  # of others
         self._resident: WeakKeyDictionary[Images, Tensor | None] = WeakKeyDictionary()
         self.pause: Callable[[], None] = lambda: None  # called between batches of a pass; it may raise
+        self.asked = False  # for features, since whoever wants to know has set it back
 
     @property
     def backbone(self) -> Backbone:
@@ -118,17 +122,35 @@ class Feed:
 
     @torch.no_grad()
     def features(self, subset: Subset) -> Tensor:
-        """Return the frozen features of the fixed view, (images, dim), computed once for each subset."""
+        """Return the frozen features of the fixed view, (images, dim), computed once for each image or subset."""
+        self.asked = True
+        table = self.tables.get(subset.images)
+        if subset not in self._features and table is not None and table.holds(subset.indices):
+            return table.look_up(subset.indices, self)
         if subset not in self._features:
-            out = torch.zeros(len(subset), self.backbone.dim, dtype=self.dtype, device=self.fabric.device)
-            note = partial(self._note_features, subset.images, out)
-            step = carried_out(note, self.fabric, self.config.evaluate.batch_size)
             with self.progress.bar(Work("features", len(subset), "img")) as bar:
+                self._features[subset] = self.computing(subset.images, len(subset), bar)(subset.indices)
+        return self._features[subset]
+
+    def computing(self, images: Images, most: int, bar: Bar) -> Compute:
+        """Return what computes frozen features of images, all processes together, of at most so many at a time."""
+        out = torch.zeros(most, self.backbone.dim, dtype=self.dtype, device=self.fabric.device)
+        step = carried_out(partial(self._note_features, images, out), self.fabric, self.config.evaluate.batch_size)
+
+        def compute(indices: Tensor) -> Tensor:
+            subset = Subset(images, indices, torch.zeros_like(indices))
+            out.zero_()
+            with counted():  # what it takes is counted by whoever asks, for others may have asked before
                 for rows in self._rows(subset, shared=True):
                     step(self.fixed(subset, rows))
                     bar.advance(len(rows) * self.fabric.world_size)
-            self._features[subset] = total(self.fabric, out)
-        return self._features[subset]
+            return total(self.fabric, out)[: len(indices)].clone()
+
+        return compute
+
+    def known_features_cost(self, subset: Subset) -> Passes:
+        """Return what the features of a subset take if any were asked for: a pass, whoever made it and when."""
+        return Passes(1, self.backbone.operations) * len(subset) if self.asked else Passes()
 
     def _note_features(self, images: Images, out: Tensor, spec: ImageSpec) -> None:
         out[spec.rows] = self.backbone(self.batch(images, spec).images)

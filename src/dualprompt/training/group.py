@@ -18,13 +18,12 @@ from dualprompt.data.stream import with_absolute_paths
 from dualprompt.errors import DualPromptError, InterruptedRunError, LostProcessError
 from dualprompt.files import LOCK, disk_errors, held, is_partial, refuse_links, sweep, write_json
 from dualprompt.methods.base import METHODS, method_config
-from dualprompt.progress import SILENT, Progress, RunBegan, Work, speaks
+from dualprompt.progress import SILENT, Progress, RunBegan, Watch, Work, speaks
 from dualprompt.run.folder import Run, config_in
 from dualprompt.run.tracking import require
 from dualprompt.training.distributed import lost_process
 from dualprompt.training.loop import train
 from dualprompt.training.setup import Setup, kind_of, prepare, refuse_single_classes
-from dualprompt.training.watch import Watch
 
 BASELINE = "frozen-head"
 

@@ -13,17 +13,19 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from dualprompt.backbones.passes import Passes, counted
 from dualprompt.config import TrainConfig
 from dualprompt.data.stream import Experience, Subset
 from dualprompt.errors import DualPromptError
 from dualprompt.methods.base import Phase, Step, TaskView
 from dualprompt.progress import SILENT, Bar, Loss, Progress, TaskEvaluated, Work
 from dualprompt.run import predictions
+from dualprompt.run.answers import Answers
 from dualprompt.run.folder import Run
 from dualprompt.run.tracking import tracked
 from dualprompt.training.batch import BatchSpec
 from dualprompt.training.distributed import distribute, total
-from dualprompt.training.evaluate import Answers, Score, evaluate
+from dualprompt.training.evaluate import Score, evaluate
 from dualprompt.training.loader import Loader
 from dualprompt.training.optimise import ReadyStep, make_optimisers, recipe_of, set_rates
 from dualprompt.training.rehearsal import Rehearsal
@@ -112,6 +114,7 @@ class Loop:
         self.rehearsal = Rehearsal(self.method, self.feed)
         self.standing = Standing(setup, run, self.rehearsal)
         self.loss = self.standing.loss_so_far()  # summed over the steps of the epoch; it stays where it is
+        self.each = Passes()  # of an image of a step
 
     @property
     def writes(self) -> bool:
@@ -119,13 +122,20 @@ class Loop:
         return self.fabric.is_global_zero
 
     def learn(self, task: Experience) -> None:
-        """Train one task, phase after phase, evaluate all seen tasks, and keep both."""
+        """Train one task, evaluate all seen tasks, and keep both."""
+        trained, self.feed.asked = Trained(), False
+        with counted() as beside_steps:
+            self._learn_whole(task, trained)
+        self.standing.spend(beside_steps + self.feed.known_features_cost(task.train))
+        self._evaluate(task, trained)
+
+    def _learn_whole(self, task: Experience, trained: Trained) -> None:
+        """Train a task whose images are all there, phase after phase."""
         own, reserved = self.rehearsal.set_aside(task)
         own, held_out = hold_out(own, self.method.hold_out, self.config.seed, task.index)
         view = task_view(task, self.method, self.feed, reserved, held_out, self.setup.evaluated(task.index + 1))
         self.method.begin_task(view)
         self.rehearsal.offer(task, "before")
-        trained = Trained()
         phases = self.method.phases(view)
         for number, phase in enumerate(phases):
             if number >= self.standing.position.phase:
@@ -135,7 +145,6 @@ class Loop:
             self.method.eval()
             self.method.end_task(view)
             self.rehearsal.offer(task, "after")
-        self._evaluate(task, trained)
 
     def _phase(self, task: Experience, own: Subset, view: TaskView, number: int, phase: Phase, alone: bool) -> int:
         """Train for the epochs of a phase, from where the run stands; return the images seen.
@@ -172,7 +181,7 @@ class Loop:
         ready, parameters = self._ready(steps, optimisers, recipe), list(self.method.trainable().values())
         work = PhaseWork(phase, view, recipe, number, epochs, loader, ready, optimisers, parameters)
         step = carried_out(
-            partial(self._step, work),
+            partial(self._counted_step, work),
             self.fabric,
             self.config.train.batch_size,
             record=self.method.capturable and not live,
@@ -217,6 +226,7 @@ class Loop:
             for optimiser in work.optimisers.values():
                 set_rates(optimiser, work.recipe, done, work.phase.cycles, work.epochs)
             step(batch.spec)
+            self.standing.spend(self.each * len(batch.rows))
             if epoch == 0 and self.rehearsal.by_step(task):
                 work.loader.replay_from(self.rehearsal.offer_step(task, work.loader.subset, batch.rows, number))
             images += batch.images
@@ -253,6 +263,12 @@ class Loop:
                 step.after()
             self.loss += total(self.fabric, loss.detach()) / self.fabric.world_size
 
+    def _counted_step(self, work: PhaseWork, spec: BatchSpec) -> None:
+        """Train on one batch, and note what each of its images took; what is replayed from a record takes the same."""
+        with counted() as passes:
+            self._step(work, spec)
+        self.each = passes * (1 / len(spec))
+
     def _end_epoch(self, task: Experience, epoch: int, work: PhaseWork, bar: Bar) -> None:
         """Read, check and log the mean loss; this is the only time an epoch that a value is read back."""
         self.method.end_epoch(work.task)
@@ -274,26 +290,23 @@ class Loop:
         subsets = self.setup.evaluated(task.index + 1)
         began, scores, answers = time.monotonic(), list[Score](), None
         if all(map(len, subsets)):
-            answers = self._room_for_answers(task, subsets)
+            if self.keeps_predictions:
+                answers = Answers.after(self.setup.stream, task.index + 1, self.config, self.fabric.device)
             scores = evaluate(self.method, self.feed, subsets, progress=self.progress, answers=answers)
         if self.writes:
             images = trained.images * self.fabric.world_size
             self.run.log(**task_line(task, scores, trained.seconds, time.monotonic() - began, images))
         if answers is not None:
-            found = answers.gathered(self.fabric)
+            found = answers.gathered(partial(total, self.fabric))
             if self.writes:  # before the checkpoint: what comes after it is not evaluated again
-                predictions.write(self.run.predictions_path, found)
+                images = predictions.of_stream(self.setup.stream, self.config.benchmark.evaluate_on)
+                predictions.keep(self.run.predictions_path, images, task.index, found)
         self.standing.save_task(task, scores)
         if scores:
             accuracy, matching = self.standing.position.accuracy[-1], self.standing.position.matching[-1]
             self.progress.receive(TaskEvaluated(task.index + 1, task.name, tuple(accuracy), tuple(matching)))
         if self.stop.asked:  # during the evaluation
             raise self.stop.error()
-
-    def _room_for_answers(self, task: Experience, subsets: list[Subset]) -> Answers | None:
-        """Return room for what the finished method answers, image by image."""
-        last = task.index == self.setup.stream.experiences[-1].index
-        return Answers(subsets, self.fabric.device) if self.keeps_predictions and last else None
 
     def _work(self, task: Experience, work: PhaseWork, alone: bool) -> Work:
         """Return what is told of a phase, and how much of it was done earlier."""
@@ -311,8 +324,7 @@ class Loop:
 
     def finish(self) -> dict[str, Any]:
         """Return the final numbers, writing them where that has not been done."""
-        folder = str(self.run.folder)
-        result = final_result(self.setup, self.standing.position, self.rehearsal.report(), folder)
+        result = final_result(self.setup, self.standing.position, self.rehearsal.report(), self.run)
         if self.writes:
             self.run.finish(result)
             self.run.checkpoints.progress_path.unlink(missing_ok=True)  # the optimiser's state has no further use

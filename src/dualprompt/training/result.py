@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
+from dualprompt.backbones.passes import Passes, counted
 from dualprompt.data.stream import Experience
+from dualprompt.derived import predicting
 from dualprompt.errors import one_line
 from dualprompt.metrics import summarise
 from dualprompt.run.checkpoint import Position
+from dualprompt.run.folder import Run
+from dualprompt.run.measures import UNKNOWN, of_file
 from dualprompt.training.evaluate import Score, matches
 from dualprompt.training.setup import Setup
 
@@ -40,8 +46,8 @@ def task_line(
     }
 
 
-def final_result(setup: Setup, position: Position, buffer: dict[str, int] | None, folder: str) -> dict[str, Any]:
-    """Return the final numbers of a run that stands behind its last task."""
+def final_result(setup: Setup, position: Position, buffer: dict[str, int] | None, run: Run) -> dict[str, Any]:
+    """Return the final numbers of a `run` that stands behind its last task, with those of its rehearsal buffer."""
     config, method = setup.config, setup.method
     matching = position.matching if matches(method) else None
     images = [len(subset) for subset in setup.evaluated(len(position.accuracy))]
@@ -53,17 +59,33 @@ def final_result(setup: Setup, position: Position, buffer: dict[str, int] | None
         "seed": config.seed,
         "tasks": [task.name for task in setup.stream.experiences],
         **summarise(position.accuracy, matching[-1] if matching else None, images),
+        **(of_file(run.predictions_path) if setup.fabric.is_global_zero else UNKNOWN),  # others may not see it
         "judged_images": images,
         "accuracy_matrix": position.accuracy,
         "matching_matrix": matching,
         "matching_confusion": position.confusion or None,
         "selection": getattr(method.config, "selection", None),
         "parameters": method.parameters_report(),
+        "cost": _cost(setup, position.spent),
+        "seconds": run.seconds(),
         "queries": _queries(setup),
         "buffer": buffer,
         "skipped_images": len(setup.stream.bad),
-        "run_dir": one_line(folder),
+        "run_dir": one_line(str(run.folder)),
     }
+
+
+def _cost(setup: Setup, spent: Passes) -> dict[str, dict[str, float]]:
+    """Return what learning took for each training image, all its epochs together, and what one prediction takes."""
+    subset, method = setup.evaluated(1)[0], setup.method
+    chosen = getattr(method.config, "selection", None)
+    spec = setup.feed.fixed(subset, torch.tensor([0])).to(setup.fabric.device)  # of which nothing is known
+    batch = setup.feed.batch(subset.images, spec)
+    batch.task = torch.zeros_like(batch.labels) if chosen == "oracle" else None
+    with torch.no_grad(), predicting(method), torch.compiler.set_stance("force_eager"), counted() as once:
+        method.answer(batch, chosen)
+    images = sum(len(task.train) for task in setup.stream.experiences)
+    return {"train": (spent * (1 / images)).report(), "predict": once.report()}
 
 
 def _queries(setup: Setup) -> str:

@@ -14,6 +14,7 @@ from dualprompt.config import RunConfig
 from dualprompt.data.stream import Stream, Subset, build_stream
 from dualprompt.data.views import View
 from dualprompt.errors import DualPromptError
+from dualprompt.features import tables_of
 from dualprompt.methods.base import METHODS, Method, MethodConfig, StreamKind, method_config
 from dualprompt.progress import SILENT, Progress
 from dualprompt.run.identity import Identity
@@ -76,6 +77,7 @@ def prepare(config: RunConfig, progress: Progress = SILENT, share: Setup | None 
     dtype = compute_dtype(config, fabric.device)
     backbones.place(fabric.device, dtype)
     feed = Feed(config, view, backbones, fabric, progress if fabric.is_global_zero else SILENT)
+    feed.tables = tables_of(config, view, stream, info, () if share is None else share.feed.tables.values())
     return _ready(config, method, Setup(config, fabric, method, stream, feed, info, dtype, backbones))
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from dualprompt.backbones.passes import Passes
 from dualprompt.data.stream import Experience
 from dualprompt.errors import DualPromptError
 from dualprompt.run.checkpoint import (
@@ -82,6 +83,10 @@ class Standing:
         """Go on to another phase, epoch or step."""
         self.position = replace(self.position, **changes)
 
+    def spend(self, passes: Passes) -> None:
+        """Note what learning has taken."""
+        self.position = replace(self.position, spent=self.position.spent + passes)
+
     def save_is_due(self, epoch_ends: bool) -> bool:
         """Return whether to save: now and then, and at an epoch's end unless that was done a moment ago."""
         return time.monotonic() - self.saved_at >= self.every / (10 if epoch_ends else 1)
@@ -103,6 +108,7 @@ class Standing:
             accuracy=[*self.position.accuracy, [score.accuracy for score in scores]],
             matching=[*self.position.matching, [s.matching for s in scores if s.matching is not None]],
             confusion=[score.selected for score in scores if score.selected is not None],
+            spent=self.position.spent,
         )
         state = self._state()
         if self.writes:
