@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -14,10 +14,12 @@ import torch
 from torch import Tensor
 
 from dualprompt.config import BenchmarkConfig, parse
+from dualprompt.data.arrival import Arrive, arranged
 from dualprompt.data.cache import Store, bad_images, decode
 from dualprompt.data.folder import load_folder
 from dualprompt.data.images import Images
 from dualprompt.data.sources import DATASETS, GROUPS, Dataset
+from dualprompt.data.thinning import Thinning, long_tail
 from dualprompt.errors import DualPromptError, nearest
 from dualprompt.files import data_root, digest
 from dualprompt.progress import SILENT, Progress
@@ -55,6 +57,8 @@ class Experience:
     validation: Subset
     test: Subset
     border: bool = True  # whether the method is told that it begins and ends: else images just go on coming
+    online: bool = False  # its images come one after another, each once, in the order of `train`
+    marks: tuple[int, ...] = ()  # of an online one: how many images had come when each task of the plan ended
 
     def judged(self, evaluate_on: Literal["test", "validation"]) -> Subset:
         """Return the images that evaluation reads."""
@@ -87,6 +91,11 @@ class Stream:
         """Whether the method is told where every experience begins and ends."""
         return all(each.border for each in self.experiences)
 
+    @property
+    def online(self) -> bool:
+        """Whether images come one after another, each once."""
+        return any(each.online for each in self.experiences)
+
 
 class Plan(NamedTuple):
     """An experience before its images are decoded: which classes of which dataset it has, and how much of them.
@@ -95,11 +104,12 @@ class Plan(NamedTuple):
     """
 
     name: str | None  # None: called by its place
-    dataset: int  # its place in the benchmark's list
+    dataset: int | None  # its place in the benchmark's list; None: all of them together, their classes numbered through
     members: Sequence[int]  # its classes, as the dataset numbers them
     classes: Sequence[str]  # what the stream calls them
     parts: Sequence[slice] = ()  # which of each class's training images it has; empty: all
     border: bool = True  # see Experience
+    arrive: Arrive | None = None  # of an online one: says in which order its images come
 
 
 Planner = Callable[[BenchmarkConfig, int, Sequence[Dataset]], list[Plan]]
@@ -142,11 +152,21 @@ def build_stream(config: BenchmarkConfig, seed: int, store: Store, progress: Pro
     pools = [_Pool(part.images, split.labels[part.kept]) for part, split in zip(decoded, splits, strict=True)]
     experiences: list[Experience] = []
     numbers: dict[str, int] = {}  # label of each class so far
+    thin = _thinning(config, stream_seed(config, seed), plans)
     for plan in plans:
-        train, test = pools[2 * plan.dataset : 2 * plan.dataset + 2]
-        experiences.append(_experience(len(experiences), plan, numbers, train, test, config))
+        train, test = (_pool(pools[split::2], datasets, plan.dataset) for split in (0, 1))
+        experiences.append(_experience(len(experiences), plan, numbers, train, test, config, thin))
     fingerprint = digest([[part.fingerprint for part in decoded], [_identity(each) for each in experiences]])
     return Stream(tuple(experiences), fingerprint, bad)
+
+
+def _pool(pools: Sequence[_Pool], datasets: Sequence[Dataset], place: int | None) -> _Pool:
+    """Return the images of the dataset at some place, or of all together, whose classes are then numbered through."""
+    if place is not None or len(pools) == 1:
+        return pools[place or 0]
+    first = np.cumsum([0, *(len(dataset.classes) for dataset in datasets)])
+    labels = [pool.labels + number for pool, number in zip(pools, first, strict=False)]
+    return _Pool(Images.concat([pool.images for pool in pools]), np.concatenate(labels))
 
 
 def names_of(config: BenchmarkConfig) -> list[str]:
@@ -154,10 +174,20 @@ def names_of(config: BenchmarkConfig) -> list[str]:
     return config.dataset if isinstance(config.dataset, list) else [config.dataset]
 
 
+def _thinning(config: BenchmarkConfig, seed: int, plans: Sequence[Plan]) -> Thinning:
+    names = list(dict.fromkeys(name for plan in plans for name in plan.classes))
+    shares = {} if config.imbalance is None else long_tail(names, config.imbalance, seed)
+    return Thinning(seed, config.shots, config.shots_from, shares)
+
+
+def stream_seed(config: BenchmarkConfig, seed: int) -> int:
+    """Return the seed of all that is drawn to make a stream, given the run's."""
+    return seed if config.class_order_seed is None else config.class_order_seed
+
+
 def order_of(config: BenchmarkConfig, seed: int) -> Callable[[int], np.ndarray]:
     """Return what puts so many things in the benchmark's order: as they are, or shuffled by the seed."""
-    order_seed = seed if config.class_order_seed is None else config.class_order_seed
-    rng = np.random.default_rng(derive(order_seed, "class_order"))
+    rng = np.random.default_rng(derive(stream_seed(config, seed), "class_order"))
     return rng.permutation if config.class_order == "shuffled" else np.arange
 
 
@@ -229,10 +259,18 @@ def _check(plans: Sequence[Plan]) -> None:
     every = {name for plan in plans for name in plan.classes}
     if len(every) < 2:
         raise DualPromptError(f"the benchmark has a single class ('{every.pop()}'); it needs at least 2")
+    if len(plans) > 1 and any(plan.arrive is not None for plan in plans):
+        raise ValueError("an online stream is a single experience: nobody knows where another would begin")
 
 
 def _experience(
-    index: int, plan: Plan, numbers: dict[str, int], train: _Pool, test: _Pool, config: BenchmarkConfig
+    index: int,
+    plan: Plan,
+    numbers: dict[str, int],
+    train: _Pool,
+    test: _Pool,
+    config: BenchmarkConfig,
+    thin: Thinning,
 ) -> Experience:
     """Return the experience of a plan.
 
@@ -243,23 +281,30 @@ def _experience(
         train: the training images of its dataset.
         test: the test images.
         config: how many of them are used.
+        thin: which training images of a class are left.
     """
     known = len(numbers)
     parts = plan.parts or [slice(None)] * len(plan.members)
-    rows: dict[str, dict[int, np.ndarray]] = {"train": {}, "validation": {}, "test": {}}
+    rows: dict[str, dict[str, np.ndarray]] = {"train": {}, "validation": {}, "test": {}}
     for member, name, part in zip(plan.members, plan.classes, parts, strict=True):
-        label = numbers.setdefault(name, len(numbers))
         learned, held_out = _hold_out(train.rows(member, name, "training"), config.validation, name)
-        rows["train"][label] = learned[: config.train_per_class][part]
-        rows["validation"][label] = held_out
-        rows["test"][label] = test.rows(member, name, "test")[: config.test_per_class]
+        rows["train"][name] = thin(learned[: config.train_per_class], name, index)[part]
+        rows["validation"][name] = held_out
+        rows["test"][name] = test.rows(member, name, "test")[: config.test_per_class]
     if config.evaluate_on == "validation" and not any(map(len, rows["validation"].values())):
         raise DualPromptError(
             f"task {index + 1} has no validation images: its classes have a single training image each"
         )
     if not any(map(len, rows["train"].values())):
         raise DualPromptError(f"task {index + 1} has no training images; plan fewer tasks")
-    labels, names = tuple(sorted(rows["train"])), {label: name for name, label in numbers.items()}
+    arrival = None if plan.arrive is None else arranged(plan.arrive, rows["train"])
+    for name in plan.classes if arrival is None else arrival.classes:
+        numbers.setdefault(name, len(numbers))
+    labels, names = tuple(sorted(numbers[name] for name in plan.classes)), {n: name for name, n in numbers.items()}
+    subset = _subset(train.images, numbers, rows["train"])
+    if arrival is not None:
+        order = torch.from_numpy(arrival.order)
+        subset = Subset(subset.images, subset.indices[order], subset.labels[order])
     return Experience(
         index=index,
         name=plan.name or f"task {index + 1}",
@@ -267,10 +312,12 @@ def _experience(
         new_labels=tuple(range(known, len(numbers))),
         seen=tuple(range(len(numbers))),
         classes=tuple(names[label] for label in labels),
-        train=_subset(train.images, rows["train"]),
-        validation=_subset(train.images, rows["validation"]),
-        test=_subset(test.images, rows["test"]),
-        border=plan.border,
+        train=subset,
+        validation=_subset(train.images, numbers, rows["validation"]),
+        test=_subset(test.images, numbers, rows["test"]),
+        border=plan.border and arrival is None,
+        online=arrival is not None,
+        marks=() if arrival is None else arrival.marks,
     )
 
 
@@ -282,9 +329,9 @@ def _hold_out(rows: np.ndarray, fraction: float, class_name: str) -> tuple[np.nd
     return np.setdiff1d(rows, held_out), held_out
 
 
-def _subset(images: Images, rows: dict[int, np.ndarray]) -> Subset:
-    """Return the rows of each label, in the order of the source."""
-    labels = np.repeat(np.array(list(rows), np.int64), [len(each) for each in rows.values()])
+def _subset(images: Images, numbers: Mapping[str, int], rows: Mapping[str, np.ndarray]) -> Subset:
+    """Return the rows of each class, by name, in the order of the source."""
+    labels = np.repeat(np.array([numbers[name] for name in rows], np.int64), [len(each) for each in rows.values()])
     indices = np.concatenate(list(rows.values()))
     order = np.argsort(indices)
     return Subset(images, torch.from_numpy(indices[order]), torch.from_numpy(labels[order]))
@@ -292,7 +339,7 @@ def _subset(images: Images, rows: dict[int, np.ndarray]) -> Subset:
 
 def _identity(experience: Experience) -> list[object]:
     subsets = (experience.train, experience.validation, experience.test)
-    told = [] if experience.border else ["no border"]
+    told = [] if experience.border else ["online" if experience.online else "no border"]
     return [experience.classes, *([subset.indices.tolist(), subset.labels.tolist()] for subset in subsets), *told]
 
 
