@@ -66,14 +66,11 @@ class BenchmarkConfig(Strict):
     imbalance: float | None = Field(
         default=None, ge=1, le=10**6, description="long-tailed: largest class / smallest, falling exponentially"
     )
-    disjoint: float = Field(
-        default=0.5, ge=0, le=1, description="N of blurry streams: share of classes that come in one task only"
+    disjoint: float | None = Field(
+        default=None, ge=0, le=1, description="N of blurry streams: share of classes of a single task (default: 0.5)"
     )
-    blur: float = Field(
-        default=0.1,
-        ge=0,
-        le=1,
-        description="M of blurry streams: share of the other classes' images that come anywhere",
+    blur: float | None = Field(
+        default=None, ge=0, le=1, description="M of blurry streams: share of other classes' images that stray (0.1)"
     )
     evaluate_every: int | None = Field(
         default=None, ge=1, description="of an online stream: images between two evaluations on all classes so far"
@@ -83,6 +80,10 @@ class BenchmarkConfig(Strict):
     def _consistent(self) -> BenchmarkConfig:
         if isinstance(self.dataset, list) and self.tasks is not None and self.stream in ("class", "domain"):
             raise ValueError("a list of datasets is one task for each: leave benchmark.tasks empty")
+        if (self.disjoint, self.blur) != (None, None) and self.stream in ("class", "domain", "online"):
+            raise ValueError("disjoint and blur are for blurry streams: set benchmark.stream: si-blurry or i-blurry")
+        if self.shots is None and self.shots_from != 1:
+            raise ValueError("shots_from says where benchmark.shots begins: set that too")
         if self.evaluate_on == "validation" and self.validation == 0:
             raise ValueError("evaluate_on: validation needs benchmark.validation > 0")
         return self

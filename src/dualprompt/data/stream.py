@@ -185,6 +185,12 @@ def stream_seed(config: BenchmarkConfig, seed: int) -> int:
     return seed if config.class_order_seed is None else config.class_order_seed
 
 
+def drawn_by_run(config: BenchmarkConfig) -> bool:
+    """Return whether another seed of a run may make another stream."""
+    fixed = config.class_order == "fixed" and config.stream in ("class", "domain")
+    return config.class_order_seed is None and not (fixed and config.shots is None and config.imbalance is None)
+
+
 def order_of(config: BenchmarkConfig, seed: int) -> Callable[[int], np.ndarray]:
     """Return what puts so many things in the benchmark's order: as they are, or shuffled by the seed."""
     rng = np.random.default_rng(derive(stream_seed(config, seed), "class_order"))

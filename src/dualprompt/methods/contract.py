@@ -58,6 +58,7 @@ class StreamKind:
 
     returns: bool = False  # whether labels come back
     bordered: bool = True  # whether it is told where a task begins and ends; else images just go on coming
+    online: bool = False  # whether each image comes once, and a task is whatever portion has just come
 
 
 @dataclass(frozen=True)
@@ -149,6 +150,7 @@ class Batch:
     replay: tuple[Batch, ...] = ()  # batches from the buffer
     noted: Tensor | None = None  # of images from the buffer: (batch, columns), NaN where there was no column yet
     noise: Tensor | None = None  # (batch, phase.noise) uniform in [0, 1)
+    together: Tensor | None = None  # labels of the whole minibatch, where other processes have the rest of it
 
     @cached_property
     def images(self) -> Tensor:

@@ -39,6 +39,8 @@ class Position:
     log_bytes: Count = 0  # length of metrics.jsonl at this moment; what a killed run wrote after it is cut off
     accuracy: list[list[Percent]] = field(default_factory=list)
     matching: list[list[Percent]] = field(default_factory=list)
+    # Of an online stream, at each evaluation on the way: images so far, classes so far, accuracy on these.
+    curve: list[tuple[Count, Count, Percent]] = field(default_factory=list)
     # Of the last evaluation: how many images of each task (row) used the E-Prompt of each task (column).
     confusion: list[list[Count]] = field(default_factory=list)
 

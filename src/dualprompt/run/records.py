@@ -78,6 +78,12 @@ class _BufferRecord(Record):
     bytes: Count
 
 
+class _AnytimeRecord(Record):
+    area_under_curve: Percent | None
+    last_accuracy: Percent
+    curve: list[tuple[Count, Count, Percent]]
+
+
 class ResultRecord(Record):
     """What `result.json` holds, and the files of `dualprompt eval`."""
 
@@ -103,6 +109,7 @@ class ResultRecord(Record):
     parameters: _ParametersRecord
     queries: str
     buffer: _BufferRecord | None
+    anytime: _AnytimeRecord | None = None  # of an online stream
     skipped_images: Count
     code_changed: bool = False  # whether it was begun by one code and continued by another
 
@@ -147,7 +154,15 @@ class _TaskLine(Record):
     seconds: _Seconds
 
 
+class _AnytimeLine(Record):
+    event: Literal["anytime"]
+    images: Count
+    classes: Count
+    accuracy: Percent
+    loss: float | None = None  # of gradient steps
+
+
 class LogLine(Record):
     """A line of the log."""
 
-    line: Annotated[_EpochLine | _TaskLine, Field(discriminator="event")]
+    line: Annotated[_EpochLine | _AnytimeLine | _TaskLine, Field(discriminator="event")]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dualprompt.data.images import Images
+from dualprompt.data.specs import ImageSpec
 from dualprompt.data.stream import Subset
 from dualprompt.derived import predicting
 from dualprompt.methods.base import Method, Prediction, Selection
@@ -19,7 +20,6 @@ from dualprompt.progress import SILENT, Progress, Work
 from dualprompt.run.checkpoint import fitting, of_method, read
 from dualprompt.run.folder import Run
 from dualprompt.run.predictions import Predictions
-from dualprompt.training.batch import ImageSpec
 from dualprompt.training.distributed import total
 from dualprompt.training.feed import Feed
 from dualprompt.training.setup import Setup

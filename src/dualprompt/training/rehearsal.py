@@ -12,7 +12,7 @@ from torch import Tensor
 from dualprompt.data.stream import Experience, Subset, union
 from dualprompt.derived import predicting
 from dualprompt.methods.base import Batch, Method
-from dualprompt.training.buffer import Buffer, part
+from dualprompt.methods.buffer import Buffer, part
 from dualprompt.training.feed import Feed
 
 

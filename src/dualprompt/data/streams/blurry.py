@@ -16,6 +16,8 @@ from dualprompt.data.sources import Dataset
 from dualprompt.data.stream import STREAMS, Plan, order_of
 from dualprompt.data.streams.online import generator_of, number_of, single
 
+DISJOINT, BLUR = 0.5, 0.1  # N and M of both papers
+
 
 @STREAMS.register("i-blurry")
 def i_blurry(config: BenchmarkConfig, seed: int, datasets: Sequence[Dataset]) -> list[Plan]:
@@ -31,19 +33,21 @@ def si_blurry(config: BenchmarkConfig, seed: int, datasets: Sequence[Dataset]) -
 
 def _blurry(config: BenchmarkConfig, seed: int, datasets: Sequence[Dataset], drawn: bool) -> Plan:
     tasks = number_of(config.tasks, "tasks")
+    alone_share = DISJOINT if config.disjoint is None else config.disjoint
+    stray_share = BLUR if config.blur is None else config.blur
 
     def arrive(classes: np.ndarray) -> Arrival:
         rng, order = generator_of(config, seed), order_of(config, seed)(classes.max() + 1)
-        groups = np.split(order, [int(config.disjoint * len(order))])
+        groups = np.split(order, [int(alone_share * len(order))])
         alone, shared = (
             [rng.permutation(np.flatnonzero(np.isin(classes, part))) for part in _cut(group, tasks, rng, drawn)]
             for group in groups
         )
         if drawn:
-            strays = np.arange(int(config.blur * sum(map(len, shared))))
+            strays = np.arange(int(stray_share * sum(map(len, shared))))
             wanted = [len(part) for part in _cut(strays, tasks, rng, drawn)]
         else:
-            wanted = [int(config.blur * len(rows)) for rows in shared]
+            wanted = [int(stray_share * len(rows)) for rows in shared]
         # A task has as many strays as it gives away; where its borders leave it fewer, it gives what it has.
         given = [rows[:count] for rows, count in zip(shared, wanted, strict=True)]
         back = np.split(rng.permutation(np.concatenate(given)), np.cumsum(wanted)[:-1])
