@@ -241,7 +241,7 @@ def make(name: str, **options: Any) -> Method:
 def test_who_needs_borders_says_so(name: str) -> None:
     takes = {
         *("frozen-head", "ft-seq", "ft++", "er", "simple-cil", "ridge", "lda", "klda", "l2p", "ranpac"),
-        *("coda-prompt", "dualprompt-pool", "single-prompt"),
+        *("coda-prompt", "der++", "dualprompt-pool", "single-prompt"),
     }
     if name in takes:
         make(name).accept(StreamKind(bordered=False))

@@ -133,8 +133,6 @@ class BufferPlan:
     def __post_init__(self) -> None:
         if self.reserve and (self.policy, self.fill) != ("balanced", "after"):
             raise ValueError("a buffer that reserves images is balanced, and filled after a task")
-        if self.notes and self.fill == "step":
-            raise ValueError("a buffer with notes is filled before or after a task, not with its steps")
 
 
 @dataclass

@@ -63,6 +63,7 @@ class Work:
     method: State  # what the task has changed so far
     optimisers: dict[str, State]  # by name; one that has not stepped yet is not among them
     loss: Tensor  # summed over the steps of the epoch
+    notes: Tensor | None = None  # of the images in the buffer, where they change from step to step
 
 
 def write(path: Path, tensors: State, header: dict[str, Any]) -> None:
@@ -187,14 +188,15 @@ class Checkpoints:
         before: State,
         optimisers: Mapping[str, Optimizer],
         loss: Tensor,
+        notes: Tensor | None = None,
     ) -> None:
-        """Keep the work in progress: what the current task changed, the optimisers by name, and the position."""
+        """Keep the work in progress: see Work; and the position."""
         tensors = {f"method/{name}": value for name, value in changed(state, before).items()}
         for own, optimiser in optimisers.items():
             names, place = _names(optimiser), f"{OPTIMISER}{own and f'.{own}'}"
             for index, values in optimiser.state_dict()["state"].items():
                 tensors.update({f"{place}/{names[index]}/{key}": value for key, value in values.items()})
-        tensors["loss"] = loss
+        tensors |= {"loss": loss} | ({} if notes is None else {"notes": notes})
         write(self.progress_path, tensors, asdict(position))
 
     def last(self) -> tuple[Position, Work | None]:
@@ -213,7 +215,7 @@ class Checkpoints:
                 loss = tensors.get("loss")
                 if loss is None or loss.shape != ():
                     raise DualPromptError(f"checkpoint {self.progress_path} is damaged (it has no loss); {DELETE}")
-                return position, Work(_below("method/", tensors), _optimisers(tensors), loss)
+                return position, Work(_below("method/", tensors), _optimisers(tensors), loss, tensors.get("notes"))
         if finished > self.first:
             position = read(self.task_path(finished - 1))[1]
             self._check(self.task_path(finished - 1), position, finished)

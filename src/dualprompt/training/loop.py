@@ -23,7 +23,7 @@ from dualprompt.errors import DualPromptError
 from dualprompt.methods.base import Phase, TaskView
 from dualprompt.progress import SILENT, AnytimeEvaluated, Bar, Loss, Progress, TaskEvaluated
 from dualprompt.run import predictions
-from dualprompt.run.checkpoint import Work
+from dualprompt.run.checkpoint import Work, fitting
 from dualprompt.run.folder import Run
 from dualprompt.run.tracking import tracked
 from dualprompt.training.arrivals import Arrivals, Portion
@@ -156,7 +156,7 @@ class Loop:
         live, frozen = self.rehearsal.by_step(task), self.method.uses_frozen
         loader = Loader(self.feed, task.train, task.index, phase, 0, self.rehearsal.held(), frozen, live, in_order=True)
         if live:
-            self._offer_again(task, loader)
+            self._offer_again(task, loader, resumed)
         if done:  # the method stands where it stood, but for what it does not keep
             self.method.begin_task(arrivals.view(arrivals.portions[done - 1], begun=True))
         batches, work, step = loader.arriving(done, updates), None, None
@@ -200,7 +200,7 @@ class Loop:
             if self.writes:
                 self.run.log(**anytime_line(portion, score, loss))
             self.progress.receive(AnytimeEvaluated(portion.stop, portion.seen, score.accuracy))
-        self._save_or_stop({} if work is None else work.optimisers, epoch_ends=False)
+        self._save_or_stop(arrivals.task, {} if work is None else work.optimisers, epoch_ends=False)
 
     def _phase(self, task: Experience, own: Subset, view: TaskView, number: int, phase: Phase, alone: bool) -> int:
         """Train for the epochs of a phase, from where the run stands; return the images seen.
@@ -229,7 +229,7 @@ class Loop:
         self.standing.check_within(epochs, loader.steps)
 
         if live:
-            self._offer_again(task, loader)
+            self._offer_again(task, loader, resumed)
         work = prepared(self.method, phase, view, number, epochs, loader, self.config.train, self.fabric)
         self.standing.restore_optimisers(work.optimisers, resumed)
         step, images, position = self._carried_out(work, live), 0, self.standing.position
@@ -269,7 +269,7 @@ class Loop:
             self.standing.move(task=task.index, phase=work.number, epoch=epoch, step=number + 1)
             if last:
                 self._end_epoch(task, epoch, work, bar)
-            self._save_or_stop(work.optimisers, epoch_ends=last)
+            self._save_or_stop(task, work.optimisers, epoch_ends=last)
         return images
 
     def _set_rates(self, work: PhaseWork, done: float) -> None:
@@ -277,19 +277,24 @@ class Loop:
         for optimiser in work.optimisers.values():
             set_rates(optimiser, work.recipe, done, work.phase.cycles, work.epochs)
 
-    def _save_or_stop(self, optimisers: dict[str, Optimizer], epoch_ends: bool) -> None:
+    def _save_or_stop(self, task: Experience, optimisers: dict[str, Optimizer], epoch_ends: bool) -> None:
         """Keep the work in progress if it is time to, or if the run is to stop, which it then does."""
         stop = self.stop.asked
         if stop or self.standing.save_is_due(epoch_ends):
-            self.standing.save(optimisers, self.loss)
+            self.standing.save(optimisers, self.loss, self.rehearsal.notes(task))
         if stop:
             raise self.stop.error()
 
-    def _offer_again(self, task: Experience, loader: Loader) -> None:
+    def _offer_again(self, task: Experience, loader: Loader, resumed: Work | None) -> None:
         """Offer the buffer what a resumed run has trained on before, step by step."""
         position = self.standing.position
         for step in range(loader.steps if position.epoch else position.step):
-            loader.replay_from(self.rehearsal.offer_step(task, loader.subset, loader.rows(0, step), step))
+            self.rehearsal.offer_step(task, loader.subset, loader.rows(0, step), step, again=True)
+        with fitting(self.run.checkpoints.progress_path):
+            self.rehearsal.restore_notes(None if resumed is None else resumed.notes)
+        held = self.rehearsal.held()
+        if held is not None:
+            loader.replay_from(held)
 
     def _step(self, work: PhaseWork, spec: BatchSpec) -> None:
         """Train on one batch. This only queues work on the device, so that it can be recorded from outside."""

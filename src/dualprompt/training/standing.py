@@ -96,14 +96,14 @@ class Standing:
         """Return whether to save: now and then, and at an epoch's end unless that was done a moment ago."""
         return time.monotonic() - self.saved_at >= self.every / (10 if epoch_ends else 1)
 
-    def save(self, optimisers: Mapping[str, Optimizer], loss: Tensor) -> None:
+    def save(self, optimisers: Mapping[str, Optimizer], loss: Tensor, notes: Tensor | None = None) -> None:
         """Keep the work in progress."""
         self.saved_at = time.monotonic()
         if not self.writes:
             return
         self.position = replace(self.position, log_bytes=self.run.log_bytes())
         # The buffer changes in a way that the run repeats when it is resumed: it is offered the same images.
-        self.run.checkpoints.save_progress(self.position, self.method.state(), self._before, optimisers, loss)
+        self.run.checkpoints.save_progress(self.position, self.method.state(), self._before, optimisers, loss, notes)
 
     def save_task(self, task: Experience, scores: Sequence[Score]) -> None:
         """Keep a task that is learned and evaluated, and stand before the next."""
