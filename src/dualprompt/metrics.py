@@ -93,7 +93,7 @@ def anytime(curve: Curve, S: Matrix) -> dict[str, Any]:
     return {
         "area_under_curve": area_under_curve(curve) if curve else None,
         "last_accuracy": average_accuracy(S),
-        "curve": [list(point) for point in curve],
+        "anytime_curve": [list(point) for point in curve],
     }
 
 

@@ -140,7 +140,7 @@ def _is_path(name: str) -> bool:
 
 def is_registered(name: str) -> bool:
     """Return whether a dataset of this name is known, so that it is not the path of a folder."""
-    return not _is_path(name) and name in DATASETS
+    return name in DATASETS
 
 
 def _check(plans: Sequence[Plan]) -> None:

@@ -125,7 +125,8 @@ class Map:
     def size(self) -> tuple[float, float]:
         """Width and height in inches."""
         names = 0.07 * max(min(len(name), 24) for name in self.rows)
-        return 2.6 + names + 0.1 * min(len(self.columns), 50), 1.4 + 0.2 * min(len(self.rows), 22)
+        across = min(0.5 * len(self.columns), 2 + 0.06 * min(len(self.columns), 50))
+        return 2.6 + names + across, 1.8 + 0.2 * min(len(self.rows), 22)
 
     def data(self) -> list[dict[str, Any]]:
         """Return the numbers, a row for each cell that is not empty."""
@@ -149,6 +150,10 @@ class Map:
         for axis, names, most in ((ax.xaxis, self.columns, 10), (ax.yaxis, self.rows, 22)):
             places = range(0, len(names), -(-len(names) // most))
             axis.set_ticks(list(places), [_shortened(names[i]) for i in places], parse_math=False)
+        if max(map(len, self.columns)) > 4:
+            ax.tick_params(axis="x", labelrotation=35)
+            for text in ax.get_xticklabels():
+                text.set_horizontalalignment("right")
         ax.tick_params(length=0)
 
 

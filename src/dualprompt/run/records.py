@@ -78,12 +78,6 @@ class _BufferRecord(Record):
     bytes: Count
 
 
-class _AnytimeRecord(Record):
-    area_under_curve: Percent | None
-    last_accuracy: Percent
-    curve: list[tuple[Count, Count, Percent]]
-
-
 class ResultRecord(Record):
     """What `result.json` holds, and the files of `dualprompt eval`."""
 
@@ -109,7 +103,9 @@ class ResultRecord(Record):
     parameters: _ParametersRecord
     queries: str
     buffer: _BufferRecord | None
-    anytime: _AnytimeRecord | None = None  # of an online stream
+    area_under_curve: Percent | None = None  # this and what follows: of an online stream
+    last_accuracy: Percent | None = None
+    anytime_curve: list[tuple[Count, Count, Percent]] | None = None  # images and classes so far, accuracy
     skipped_images: Count
     code_changed: bool = False  # whether it was begun by one code and continued by another
 

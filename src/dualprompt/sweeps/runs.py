@@ -10,7 +10,10 @@ from dualprompt.methods.base import METHODS
 from dualprompt.metrics import mean_and_deviation
 from dualprompt.sweeps.obtained import Obtained
 
-METRICS = ("average_accuracy", "forgetting", "matching_accuracy", "image_weighted_accuracy", "mean_over_steps")
+METRICS = (
+    "average_accuracy", "forgetting", "matching_accuracy", "image_weighted_accuracy", "mean_over_steps",
+    "area_under_curve", "last_accuracy",
+)  # fmt: skip
 
 
 class OverSeeds:
@@ -32,7 +35,7 @@ class OverSeeds:
         """Return a metric of every finished run that has it; forgetting says nothing of joint training."""
         if key == "forgetting" and self.obtained and METHODS[self.obtained[0].config.method["name"]].joint:
             return []
-        return [result[key] for result in self.results if result[key] is not None]
+        return [result[key] for result in self.results if result.get(key) is not None]
 
     def metrics(self) -> dict[str, float | None]:
         """Return the mean of every metric, and its deviation as `…_std`, in full precision."""

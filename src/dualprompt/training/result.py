@@ -68,7 +68,7 @@ def final_result(setup: Setup, position: Position, buffer: dict[str, int] | None
         "parameters": method.parameters_report(),
         "queries": _queries(setup),
         "buffer": buffer,
-        **({"anytime": anytime(position.curve, position.accuracy)} if setup.stream.online else {}),
+        **(anytime(position.curve, position.accuracy) if setup.stream.online else {}),
         "skipped_images": len(setup.stream.bad),
         "run_dir": one_line(folder),
     }
