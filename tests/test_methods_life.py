@@ -244,8 +244,11 @@ def check_commands(out: Path, result: dict[str, Any], pictures: bool) -> None:
 
 
 def test_the_page_names_every_method_and_its_defaults() -> None:
-    page = (Path(__file__).parent.parent / "docs" / "methods.md").read_text()
-    described, optional = page.split("## Options")
+    docs = Path(__file__).parent.parent / "docs"
+    pages = [page.read_text() for page in (docs / "methods.md", *sorted((docs / "methods").glob("*.md")))]
+    described, optional = (
+        "\n".join(parts) for parts in zip(*(page.split("## Options", 1) for page in pages), strict=True)
+    )
     for name in METHODS.names():
         assert described.count(f"| `{name}` |") == 1
         fields = METHODS[name].Config.model_fields
