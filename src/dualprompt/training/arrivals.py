@@ -56,6 +56,8 @@ class Arrivals:
         phases = method.phases(self.view(cut(by_batch=True)[0]))
         if len(phases) > 1 or any((each.data, each.epochs, each.epochs_factor) != ("task", None, 1) for each in phases):
             raise ValueError("who learns an online stream trains on what comes, once, or has no gradient steps")
+        if method.hold_out or (method.buffer is not None and method.buffer.reserve):
+            raise ValueError("who learns an online stream sets no images aside")
         self.phase = phases[0] if phases else None
         self.portions = cut(by_batch=bool(phases))
 
