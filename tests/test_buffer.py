@@ -18,7 +18,7 @@ from torch import Tensor
 from dualprompt.data.images import Images
 from dualprompt.data.stream import Subset
 from dualprompt.methods.base import BufferPlan
-from dualprompt.training.buffer import Buffer, part
+from dualprompt.methods.buffer import Buffer, part
 from helpers import noise_pictures, ragged, subset_of
 
 Policy = Literal["reservoir", "balanced"]

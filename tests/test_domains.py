@@ -43,6 +43,9 @@ REFUSE = {
 SMALL: dict[str, dict[str, Any]] = {
     "coda-prompt": {"layers": [1, 2], "components": 2, "length": 2},
     "dualprompt": {"g_layers": [1], "e_layers": [2, 3], "g_length": 2, "e_length": 3, "align_steps": 20},
+    "dualprompt-pool": {"g_layers": [1], "e_layers": [2, 3], "g_length": 2, "e_length": 3, "pool_size": 3},
+    "single-prompt": {"length": 3},
+    "s-prompts": {"length": 3, "keys": 2},
     "klda": {"projection": 40},
     "gdumb": {"cycles": 2, "buffer_size": 8},
     "l2p": {"pool_size": 4, "length": 2, "top_n": 2},
@@ -55,6 +58,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in METHODS.names() if name not in REFUSE},
     "dualprompt, ridge": ("dualprompt", {"method.head": "ridge"}),
     "dualprompt, Gaussians": ("dualprompt", {"method.head": "gaussian", "method.matching": "gaussian"}),
+    "s-prompts, one classifier": ("s-prompts", {"method.classifier": "shared"}),
     "l2p, by task": ("l2p", {"method.pool": "by_task"}),
     "lwf, warmed up": ("lwf", {"method.warmup_epochs": 1}),
     "ewc, unmasked": ("ewc", {"method.training_logits": "unmasked"}),
@@ -64,7 +68,18 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
-KILLED = {"dualprompt", "dualprompt, Gaussians", "frozen-head", "simple-cil", "lda", "ranpac", "er", "ewc", "co2l"}
+KILLED = {
+    "dualprompt",
+    "s-prompts",
+    "dualprompt, Gaussians",
+    "frozen-head",
+    "simple-cil",
+    "lda",
+    "ranpac",
+    "er",
+    "ewc",
+    "co2l",
+}
 
 
 def draw_domain(folder: Path, seed: int, names: tuple[str, ...] = CLASSES) -> str:
@@ -224,7 +239,10 @@ def make(name: str, **options: Any) -> Method:
 
 @pytest.mark.parametrize("name", METHODS.names())
 def test_who_needs_borders_says_so(name: str) -> None:
-    takes = {"frozen-head", "ft-seq", "ft++", "er", "simple-cil", "ridge", "lda", "klda", "l2p", "ranpac"}
+    takes = {
+        *("frozen-head", "ft-seq", "ft++", "er", "simple-cil", "ridge", "lda", "klda", "l2p", "ranpac"),
+        *("coda-prompt", "der++", "dualprompt-pool", "single-prompt"),
+    }
     if name in takes:
         make(name).accept(StreamKind(bordered=False))
         return

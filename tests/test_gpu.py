@@ -19,13 +19,13 @@ from torch import Tensor
 
 from dualprompt.config import RunConfig, compose
 from dualprompt.data.images import Images
+from dualprompt.data.specs import BatchSpec
 from dualprompt.data.stream import Subset
 from dualprompt.data.views import View
 from dualprompt.methods.base import METHODS, Batch, Method, Phase, method_config
 from dualprompt.run.answers import Answers
 from dualprompt.run.folder import Run
 from dualprompt.training import group
-from dualprompt.training.batch import BatchSpec
 from dualprompt.training.evaluate import Score, evaluate
 from dualprompt.training.feed import Feed
 from dualprompt.training.loader import Loader

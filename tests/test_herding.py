@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dualprompt.data.stream import Subset
 from dualprompt.methods.base import BufferPlan
-from dualprompt.training.buffer import Buffer, herd
+from dualprompt.methods.buffer import Buffer, herd
 from dualprompt.training.select import cut_to_rarest, hold_out
 from helpers import seeded, subset_of
 

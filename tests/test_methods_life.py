@@ -25,6 +25,9 @@ from sandbox import NETWORKS, VIT, World, call, remains, start
 SMALL: dict[str, dict[str, Any]] = {
     "coda-prompt": {"layers": [1, 2], "components": 2, "length": 2},
     "dualprompt": {"g_layers": [1], "e_layers": [2, 3], "g_length": 2, "e_length": 3, "align_steps": 20},
+    "dualprompt-pool": {"g_layers": [1], "e_layers": [2, 3], "g_length": 2, "e_length": 3, "pool_size": 3},
+    "single-prompt": {"length": 3},
+    "s-prompts": {"length": 3, "keys": 2},
     "klda": {"projection": 40},
     "dualnet": {"slow_batch": 4, "outer": 1},
     "dynaer": {"warmup_epochs": 1, "classifier_epochs": 2},
@@ -63,6 +66,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "method.first_factor": 2,
         },
     ),
+    "s-prompts, one classifier": ("s-prompts", {"method.classifier": "shared"}),
     "dualprompt, ridge": ("dualprompt", {"method.head": "ridge"}),
     "dualprompt, Gaussians": ("dualprompt", {"method.head": "gaussian"}),
     "dualprompt, several keys": ("dualprompt", {"method.matching": "keys"}),
@@ -101,6 +105,7 @@ KEPT: dict[str, Callable[[int], int]] = {  # numbers kept besides what is traine
     ),
     "ewc": lambda trained: 2 * trained,
     "ewc, frozen": lambda trained: 2 * trained,
+    **dict.fromkeys(("s-prompts", "s-prompts, one classifier"), lambda _: TASKS * 2 * DIM + CLASSES),
     "klda": lambda _: DIM * 40 + 40 + CLASSES * 40 + 40 * 41 // 2 + 1,
     "lda": lambda _: CLASSES * DIM + DIM * (DIM + 1) // 2 + 1,
     "ridge": lambda _: packed(DIM + 1) + (DIM + 1) * CLASSES,
@@ -240,8 +245,11 @@ def check_commands(out: Path, result: dict[str, Any], shown: bool) -> None:
 
 
 def test_the_page_names_every_method_and_its_defaults() -> None:
-    page = (Path(__file__).parent.parent / "docs" / "methods.md").read_text()
-    described, optional = page.split("## Options")
+    docs = Path(__file__).parent.parent / "docs"
+    pages = [page.read_text() for page in (docs / "methods.md", *sorted((docs / "methods").glob("*.md")))]
+    described, optional = (
+        "\n".join(parts) for parts in zip(*(page.split("## Options", 1) for page in pages), strict=True)
+    )
     for name in METHODS.names():
         assert described.count(f"| `{name}` |") == 1
         fields = METHODS[name].Config.model_fields

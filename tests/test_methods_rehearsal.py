@@ -19,13 +19,13 @@ from dualprompt.data.stream import Subset
 from dualprompt.errors import DualPromptError
 from dualprompt.methods.base import METHODS, Batch, BufferPlan, Method, Phase, TaskView, method_config
 from dualprompt.methods.bic import BiC, bias_correction, correction_loss
+from dualprompt.methods.buffer import Buffer, part
 from dualprompt.methods.co2l import Co2L, asymmetric_contrast, relation_distillation
 from dualprompt.methods.derpp import DERPP, noted_error
 from dualprompt.methods.er import ER
 from dualprompt.methods.gdumb import GDumb, GDumbConfig, cutmix
 from dualprompt.run.folder import Run
 from dualprompt.training import group
-from dualprompt.training.buffer import Buffer, part
 from dualprompt.training.loop import train
 from dualprompt.training.setup import prepare
 from helpers import SIDE, as_vit, of_labels, random_images, seeded, subset_of, task_view, tiny_vit

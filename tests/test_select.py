@@ -16,10 +16,10 @@ from dualprompt.config import compose
 from dualprompt.data.stream import Experience, Subset, union
 from dualprompt.methods.base import METHODS, Batch, Method, Phase, TaskView, method_config
 from dualprompt.methods.bic import BiC, BiCConfig
+from dualprompt.methods.buffer import Buffer
 from dualprompt.methods.frozen_head import FrozenHead
 from dualprompt.run.folder import Run
 from dualprompt.training import group
-from dualprompt.training.buffer import Buffer
 from dualprompt.training.loop import train
 from dualprompt.training.select import select_subset
 from dualprompt.training.setup import prepare

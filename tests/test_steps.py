@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dualprompt.backbones import vit
-from dualprompt.training.batch import BatchSpec, Crop, ImageSpec, Look
+from dualprompt.data.specs import BatchSpec, Crop, ImageSpec, Look
 from dualprompt.training.steps import Eager, Recorded, carried_out, ready_to_compile
 from helpers import batch_of, random_dualprompt, random_images
 

@@ -59,7 +59,7 @@ def lives(*names: str) -> tuple[str, ...]:
 TESTS: dict[str, tuple[str, ...]] = {
     "metrics": ("test_metrics",),
     "training/evaluate": ("test_evaluate", "test_dualprompt", "test_predictions", "test_cli.py::test_eval"),
-    "training/buffer": ("test_buffer", "test_material", *REHEARSAL),
+    "methods/buffer": ("test_buffer", "test_material", *REHEARSAL),
     "run/checkpoint": ("test_checkpoint", "test_rates", *lives("dualprompt", "er"), *HOSTILE),
     "backbones/base": ("test_deltas", "test_resnet"),
     "backbones/resnet": ("test_resnet",),
@@ -98,7 +98,7 @@ NAMES = {
 EQUIVALENT = (
     ("methods/statistics.py", "torch.empty(0, dim), persistent", "replaced before anything is matched"),
     ("methods/statistics.py", 'if values.device.type == "mps"', "differs on Apple's GPUs only"),
-    ("training/buffer.py", "zip(labels.tolist(), chances, strict=True)", "equally long, as they were made"),
+    ("methods/buffer.py", "zip(labels.tolist(), chances, strict=True)", "equally long, as they were made"),
     ("run/checkpoint.py", 'partition("\\n")[0][:200]', "how much is told of what another library says"),
     ("prompts/bank.py", "[torch.empty(0)] * len(e_prompts)", "stands for keys where there are none"),
     ("prompts/bank.py", "nn.Parameter(torch.zeros(self.g_shape))", "drawn or loaded before it is used"),

@@ -21,6 +21,7 @@ from rich.text import Text
 
 from dualprompt.progress import (
     Advanced,
+    AnytimeEvaluated,
     Began,
     Ended,
     Event,
@@ -54,6 +55,8 @@ def words(event: Event) -> str:
         case TaskEvaluated(task, name, accuracy, matching):
             text = f"after task {task} ({name}): A = {_mean(accuracy):.2f} %, newest task {accuracy[-1]:.2f} %"
             return text + (f", matching {_mean(matching):.2f} %" if matching else "")
+        case AnytimeEvaluated(images, classes, accuracy):
+            return f"after {images:,} images, {classes} classes so far: {accuracy:.2f} %"
         case RunBegan(run, folder):
             left = "" if run.left is None else f" (about {duration(run.left)} left)"
             return f"[{run.number}/{run.runs}] {run.method}, seed {run.seed} → {folder}{left}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -88,6 +89,26 @@ def over_tasks(S: Matrix) -> dict[str, list[float]]:
     return {
         "average_accuracy": [average_accuracy(S[:t]) for t in steps],
         "forgetting": [forgetting(S[:t]) for t in steps],
+    }
+
+
+Curve = Sequence[tuple[int, int, float]]
+"""Of an online stream: images so far, classes so far, and the accuracy in percent on all images of these classes."""
+
+
+def area_under_curve(curve: Curve) -> float:
+    """A_auc: the mean accuracy of evaluations after every n images, so the area under the curve (Koh et al., 2022)."""
+    if not curve:
+        raise ValueError("a curve has at least one point")
+    return float(np.mean([accuracy for _, _, accuracy in curve]))
+
+
+def anytime(curve: Curve, S: Matrix) -> dict[str, Any]:
+    """Return what is said of an online stream: the curve, A_auc, and A_last, the accuracy when all have come."""
+    return {
+        "area_under_curve": area_under_curve(curve) if curve else None,
+        "last_accuracy": average_accuracy(S),
+        "anytime_curve": [list(point) for point in curve],
     }
 
 

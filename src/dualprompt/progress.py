@@ -97,6 +97,15 @@ class TaskEvaluated:
 
 
 @dataclass(frozen=True)
+class AnytimeEvaluated:
+    """So many images of an online stream have come, with so many classes, and these were evaluated: in percent."""
+
+    images: int
+    classes: int
+    accuracy: float
+
+
+@dataclass(frozen=True)
 class RunBegan:
     """A run of several begins, or goes on, in a folder."""
 
@@ -122,7 +131,7 @@ class Note:
     text: str
 
 
-Event = Began | Advanced | Remarked | Ended | TaskEvaluated | RunBegan | RunEnded | Note
+Event = Began | Advanced | Remarked | Ended | TaskEvaluated | AnytimeEvaluated | RunBegan | RunEnded | Note
 
 
 def speaks() -> bool:

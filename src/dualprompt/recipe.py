@@ -25,6 +25,7 @@ class TrainConfig(Strict):
 
     recipe: str = Field(default="custom", description="name of the recipe these values come from")
     epochs: int = Field(default=5, ge=1, le=10**6, description="passes over the images of a task")
+    updates: int = Field(default=1, ge=1, le=1000, description="steps on each batch of an online stream")
     batch_size: int = Field(default=128, ge=1, le=LARGEST_BATCH, description="global batch, over all devices")
     lr: float = Field(default=0.005, gt=0, description="learning rate")
     lr_scale: Literal["none", "batch/256"] = Field(default="none", description="multiply lr by batch_size/256 or not")

@@ -22,12 +22,12 @@ from dualprompt.backbones import weights
 from dualprompt.backbones.vit import VisionTransformer
 from dualprompt.bench import reference
 from dualprompt.config import RunConfig, TrainConfig, compose
+from dualprompt.data.specs import ImageSpec
 from dualprompt.errors import DualPromptError
 from dualprompt.methods.base import Batch, TaskView
 from dualprompt.methods.dualprompt import DualPrompt, DualPromptConfig
 from dualprompt.progress import SILENT, Progress
 from dualprompt.training import group
-from dualprompt.training.batch import ImageSpec
 from dualprompt.training.distributed import compute_dtype, launch
 from dualprompt.training.optimise import make_optimiser
 from dualprompt.training.steps import carried_out, ready_to_compile

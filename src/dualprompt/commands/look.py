@@ -64,13 +64,20 @@ def add(commands: Commands) -> None:
     bench.add_argument("--end-to-end", metavar="PRESET", help="also time a whole run of a benchmark, twice")
     bench.add_argument("--quick", action="store_true", help="shorter rounds: less exact, under a minute on 2 cores")
 
-    data = commands.add("data", do_data, "get or look at a dataset", DATA)
+    data = commands.add("data", do_data, "get or look at a dataset, or at a stream", DATA, overrides=True)
     data.add_argument("action", choices=("get", "show"), help="download it, or look at it")
     data.add_argument(
-        "datasets", nargs="+", metavar="NAME", help="dataset, group of datasets, or (for show) a folder; or several"
+        "datasets",
+        nargs="+",
+        metavar="NAME",
+        help="dataset, group of datasets, or (for show) a folder; or several; with --stream a preset",
     )
+    data.add_argument("--stream", action="store_true", help="show which classes of a preset's stream come when")
+    data.add_argument("--seed", type=int, help="of --stream: the run's seed (default: 0)")
     data.add_argument("--root", type=Path, help="folder that holds the datasets (default: $DUALPROMPT_DATA)")
-    data.add_argument("--out", type=Path, metavar="FILE.png", help="for show: draw some images of each class")
+    data.add_argument(
+        "--out", type=Path, metavar="FILE.png", help="for show: draw some images of each class; for --stream also .svg"
+    )
 
 
 def do_list(options: argparse.Namespace) -> None:
@@ -152,6 +159,11 @@ def do_data(options: argparse.Namespace) -> None:
     from dualprompt.files import data_root
 
     root = options.root or data_root()
+    if options.stream and options.action == "show":
+        show_streams(options)
+        return
+    if options.stream or options.seed is not None or options.overrides:
+        raise DualPromptError("--stream, --seed and dotted options go with `data show PRESET --stream`")
     if options.out is not None and (options.action == "get" or options.out.suffix.lower() != ".png"):
         raise DualPromptError("--out names a PNG file for `data show` to draw, as photos.png")
     if options.action == "get":
@@ -174,3 +186,48 @@ def do_data(options: argparse.Namespace) -> None:
         summaries.append(said)
     shown = (gallery.table(said) for said in summaries)
     emit(options, summaries[0] if len(summaries) == 1 else summaries, *shown, *notices)
+
+
+def show_streams(options: argparse.Namespace) -> None:
+    """Draw the streams of presets: which classes come when."""
+    from rich.table import Table
+
+    from dualprompt.config import compose
+    from dualprompt.data.stream import outline
+    from dualprompt.report.drawing import save
+    from dualprompt.report.figures import stream_map
+
+    given = {"seed": options.seed, "benchmark.root": None if options.root is None else str(options.root)}
+    overrides = options.overrides | {key: value for key, value in given.items() if value is not None}
+    if options.out is not None and options.out.suffix not in (".png", ".svg"):
+        raise DualPromptError(f"--out: a picture of a stream is a .png or .svg, found '{options.out}'")
+    said, tables = [], []
+    for name in options.datasets:
+        config = compose(name, None, overrides)
+        stream = outline(config.benchmark, config.seed)
+        title = (
+            f"{config.benchmark.name} ({config.benchmark.stream}), seed {config.seed}: training images of each class"
+        )
+        path = options.out or Path(f"{Path(name).stem}-stream.png")
+        if options.out and len(options.datasets) > 1:
+            path = path.with_name(f"{path.stem}-{Path(name).stem}{path.suffix}")
+        save(path, stream_map(stream, title))
+        tasks = [
+            {
+                "name": task.name,
+                "classes": len(task.labels),
+                "new": len(task.new_labels),
+                "train": len(task.train),
+                "test": len(task.judged(config.benchmark.evaluate_on)),
+                "border": task.border,
+                "marks": list(task.marks),
+            }
+            for task in stream.experiences
+        ]
+        said.append({"preset": name, "stream": config.benchmark.stream, "tasks": tasks, "picture": str(path)})
+        table = Table("task", "classes", "new", "train", "test", "border", title=title, caption=f"picture: {path}")
+        for task in tasks:
+            known = "told" if task["border"] else "not told"
+            table.add_row(*(str(task[key]) for key in ("name", "classes", "new", "train", "test")), known)
+        tables.append(table)
+    emit(options, said[0] if len(said) == 1 else said, *tables)

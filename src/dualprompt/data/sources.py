@@ -87,6 +87,7 @@ DATASETS: Registry[Reader] = Registry("dataset", "dualprompt.data.datasets")
 GROUPS: dict[str, tuple[str, ...]] = {
     "5-datasets": ("cifar10", "mnist", "svhn", "notmnist", "fashion-mnist"),
     "mini": ("mini-clothes", "mini-digits", "mini-fruit", "mini-leaves", "mini-scripts"),
+    "mini-domains": tuple(f"mini-domains/{look}" for look in ("photo", "grey", "negative", "sketch")),
 }
 
 

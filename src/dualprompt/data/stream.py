@@ -5,18 +5,16 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from dualprompt.config import BenchmarkConfig, parse
 from dualprompt.data.cache import Store, bad_images, decode
+from dualprompt.data.experience import Experience, Plan, Stream, Subset, union
 from dualprompt.data.folder import load_folder
 from dualprompt.data.images import Images
+from dualprompt.data.making import Pool, make_experiences
 from dualprompt.data.origin import mark
 from dualprompt.data.sources import DATASETS, GROUPS, Dataset
 from dualprompt.errors import DualPromptError, nearest
@@ -25,83 +23,7 @@ from dualprompt.progress import SILENT, Progress
 from dualprompt.registry import Registry
 from dualprompt.seeds import derive
 
-
-@dataclass(frozen=True, eq=False)
-class Subset:
-    """Some of `images`, in the order of their source, with their labels."""
-
-    images: Images
-    indices: Tensor  # (size,) int64, into images
-    labels: Tensor  # (size,) int64, classes as the stream numbers them
-    notes: Tensor | None = None  # (size, columns) what a method keeps with images in its buffer
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-
-@dataclass(frozen=True, eq=False)
-class Experience:
-    """Some classes, new or returning, with the images to learn them from and to be evaluated on.
-
-    A stream numbers its classes in the order in which they first come, from 0. These numbers are the labels.
-    """
-
-    index: int  # 0-based
-    name: str
-    labels: tuple[int, ...]  # of its classes, ascending
-    new_labels: tuple[int, ...]  # those that no earlier experience had
-    seen: tuple[int, ...]  # all labels of the stream so far, its own among them
-    classes: tuple[str, ...]  # the names of `labels`
-    train: Subset
-    validation: Subset
-    test: Subset
-    border: bool = True  # whether the method is told that it begins and ends: else images just go on coming
-
-    def judged(self, evaluate_on: Literal["test", "validation"]) -> Subset:
-        """Return the images that evaluation reads."""
-        return self.test if evaluate_on == "test" else self.validation
-
-
-@dataclass(frozen=True, eq=False)
-class Stream:
-    """Experiences in the order they come."""
-
-    experiences: tuple[Experience, ...]
-    fingerprint: str  # changes with any image, label, class name, split or order
-    bad: tuple[Path, ...]  # unreadable images that were left out
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """The names of all classes, in the order of their labels."""
-        named = {
-            label: name for each in self.experiences for label, name in zip(each.labels, each.classes, strict=True)
-        }
-        return tuple(named[label] for label in sorted(named))
-
-    @property
-    def returns(self) -> bool:
-        """Whether a label ever comes back."""
-        return any(each.new_labels != each.labels for each in self.experiences)
-
-    @property
-    def bordered(self) -> bool:
-        """Whether the method is told where every experience begins and ends."""
-        return all(each.border for each in self.experiences)
-
-
-class Plan(NamedTuple):
-    """An experience before its images are decoded: which classes of which dataset it has, and how much of them.
-
-    Classes of one name are one class, which returns where an earlier experience had it.
-    """
-
-    name: str | None  # None: called by its place
-    dataset: int  # its place in the benchmark's list
-    members: Sequence[int]  # its classes, as the dataset numbers them
-    classes: Sequence[str]  # what the stream calls them
-    parts: Sequence[slice] = ()  # which of each class's training images it has; empty: all
-    border: bool = True  # see Experience
-
+__all__ = ["STREAMS", "Experience", "Plan", "Planner", "Stream", "Subset", "build_stream", "outline", "union"]
 
 Planner = Callable[[BenchmarkConfig, int, Sequence[Dataset]], list[Plan]]
 """A kind of stream: a function from a benchmark's config, the run's seed and the datasets to a list of plans."""
@@ -109,30 +31,12 @@ Planner = Callable[[BenchmarkConfig, int, Sequence[Dataset]], list[Plan]]
 STREAMS: Registry[Planner] = Registry("stream", "dualprompt.data.streams")
 
 
-class _Pool(NamedTuple):
-    """The decoded images of a split."""
-
-    images: Images
-    labels: np.ndarray  # as the dataset numbers them
-
-    def rows(self, member: int, class_name: str, purpose: str) -> np.ndarray:
-        """Return where the images of a class are; there must be some."""
-        rows = np.flatnonzero(self.labels == member)
-        if not len(rows):
-            raise DualPromptError(f"class '{class_name}' has no readable {purpose} images; add some or leave it out")
-        return rows
-
-
 def build_stream(config: BenchmarkConfig, seed: int, store: Store, progress: Progress = SILENT) -> Stream:
     """Return the experiences that `config` describes, with every image decoded (once, see `decode`).
 
     `config.stream` names who plans them (`data/streams`). The validation split is the same for every seed.
     """
-    config = _expanded(config)
-    root = Path(config.root).expanduser() if config.root else None
-    datasets = [load_dataset(name, root, config.test_share) for name in names_of(config)]
-    plans = STREAMS[config.stream](config, seed, datasets)
-    _check(plans)
+    config, datasets, plans = _planned(config, seed)
     splits = [split for dataset in datasets for split in (dataset.train, dataset.test)]
     decoded = [decode(split, store, skip_bad=True, progress=progress) for split in splits]
     mark(datasets, decoded, store)
@@ -141,14 +45,28 @@ def build_stream(config: BenchmarkConfig, seed: int, store: Store, progress: Pro
         raise bad_images(bad, sum(len(split) for split in splits))
     if bad:
         progress.note(f"{len(bad)} unreadable image{'s' if len(bad) > 1 else ''} left out")
-    pools = [_Pool(part.images, split.labels[part.kept]) for part, split in zip(decoded, splits, strict=True)]
-    experiences: list[Experience] = []
-    numbers: dict[str, int] = {}  # label of each class so far
-    for plan in plans:
-        train, test = pools[2 * plan.dataset : 2 * plan.dataset + 2]
-        experiences.append(_experience(len(experiences), plan, numbers, train, test, config))
+    pools = [Pool(part.images, split.labels[part.kept]) for part, split in zip(decoded, splits, strict=True)]
+    experiences = make_experiences(config, stream_seed(config, seed), datasets, plans, pools)
     fingerprint = digest([[part.fingerprint for part in decoded], [_identity(each) for each in experiences]])
     return Stream(tuple(experiences), fingerprint, bad)
+
+
+def outline(config: BenchmarkConfig, seed: int) -> Stream:
+    """Return a stream without its pixels, as it is planned: no image is read, so none is known to be unreadable."""
+    config, datasets, plans = _planned(config, seed)
+    splits = [split for dataset in datasets for split in (dataset.train, dataset.test)]
+    pools = [Pool(Images.concat([]), split.labels) for split in splits]
+    return Stream(tuple(make_experiences(config, stream_seed(config, seed), datasets, plans, pools)), "", ())
+
+
+def _planned(config: BenchmarkConfig, seed: int) -> tuple[BenchmarkConfig, list[Dataset], list[Plan]]:
+    """Return a config without names of groups, its datasets, and what is planned with them."""
+    config = _expanded(config)
+    root = Path(config.root).expanduser() if config.root else None
+    datasets = [load_dataset(name, root, config.test_share) for name in names_of(config)]
+    plans = STREAMS[config.stream](config, seed, datasets)
+    _check(plans)
+    return config, datasets, plans
 
 
 def names_of(config: BenchmarkConfig) -> list[str]:
@@ -156,10 +74,20 @@ def names_of(config: BenchmarkConfig) -> list[str]:
     return config.dataset if isinstance(config.dataset, list) else [config.dataset]
 
 
+def stream_seed(config: BenchmarkConfig, seed: int) -> int:
+    """Return the seed of all that is drawn to make a stream, given the run's."""
+    return seed if config.class_order_seed is None else config.class_order_seed
+
+
+def drawn_by_run(config: BenchmarkConfig) -> bool:
+    """Return whether another seed of a run may make another stream."""
+    fixed = config.class_order == "fixed" and config.stream in ("class", "domain")
+    return config.class_order_seed is None and not (fixed and config.shots is None and config.imbalance is None)
+
+
 def order_of(config: BenchmarkConfig, seed: int) -> Callable[[int], np.ndarray]:
     """Return what puts so many things in the benchmark's order: as they are, or shuffled by the seed."""
-    order_seed = seed if config.class_order_seed is None else config.class_order_seed
-    rng = np.random.default_rng(derive(order_seed, "class_order"))
+    rng = np.random.default_rng(derive(stream_seed(config, seed), "class_order"))
     return rng.permutation if config.class_order == "shuffled" else np.arange
 
 
@@ -214,7 +142,7 @@ def _is_path(name: str) -> bool:
 
 def is_registered(name: str) -> bool:
     """Return whether a dataset of this name is known, so that it is not the path of a folder."""
-    return not _is_path(name) and name in DATASETS
+    return name in DATASETS
 
 
 def _check(plans: Sequence[Plan]) -> None:
@@ -231,79 +159,11 @@ def _check(plans: Sequence[Plan]) -> None:
     every = {name for plan in plans for name in plan.classes}
     if len(every) < 2:
         raise DualPromptError(f"the benchmark has a single class ('{every.pop()}'); it needs at least 2")
-
-
-def _experience(
-    index: int, plan: Plan, numbers: dict[str, int], train: _Pool, test: _Pool, config: BenchmarkConfig
-) -> Experience:
-    """Return the experience of a plan.
-
-    Args:
-        index: its place in the stream.
-        plan: which classes it has.
-        numbers: the labels of the classes so far, to which its new ones are added.
-        train: the training images of its dataset.
-        test: the test images.
-        config: how many of them are used.
-    """
-    known = len(numbers)
-    parts = plan.parts or [slice(None)] * len(plan.members)
-    rows: dict[str, dict[int, np.ndarray]] = {"train": {}, "validation": {}, "test": {}}
-    for member, name, part in zip(plan.members, plan.classes, parts, strict=True):
-        label = numbers.setdefault(name, len(numbers))
-        learned, held_out = _hold_out(train.rows(member, name, "training"), config.validation, name)
-        rows["train"][label] = learned[: config.train_per_class][part]
-        rows["validation"][label] = held_out
-        rows["test"][label] = test.rows(member, name, "test")[: config.test_per_class]
-    if config.evaluate_on == "validation" and not any(map(len, rows["validation"].values())):
-        raise DualPromptError(
-            f"task {index + 1} has no validation images: its classes have a single training image each"
-        )
-    if not any(map(len, rows["train"].values())):
-        raise DualPromptError(f"task {index + 1} has no training images; plan fewer tasks")
-    labels, names = tuple(sorted(rows["train"])), {label: name for name, label in numbers.items()}
-    return Experience(
-        index=index,
-        name=plan.name or f"task {index + 1}",
-        labels=labels,
-        new_labels=tuple(range(known, len(numbers))),
-        seen=tuple(range(len(numbers))),
-        classes=tuple(names[label] for label in labels),
-        train=_subset(train.images, rows["train"]),
-        validation=_subset(train.images, rows["validation"]),
-        test=_subset(test.images, rows["test"]),
-        border=plan.border,
-    )
-
-
-def _hold_out(rows: np.ndarray, fraction: float, class_name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows to learn from, at least one, and the validation rows, at least one if two are there."""
-    count = min(max(1, round(len(rows) * fraction)), len(rows) - 1) if fraction else 0
-    rng = np.random.default_rng(derive(0, "validation", class_name))
-    held_out = np.sort(rng.permutation(rows)[:count])
-    return np.setdiff1d(rows, held_out), held_out
-
-
-def _subset(images: Images, rows: dict[int, np.ndarray]) -> Subset:
-    """Return the rows of each label, in the order of the source."""
-    labels = np.repeat(np.array(list(rows), np.int64), [len(each) for each in rows.values()])
-    indices = np.concatenate(list(rows.values()))
-    order = np.argsort(indices)
-    return Subset(images, torch.from_numpy(indices[order]), torch.from_numpy(labels[order]))
+    if len(plans) > 1 and any(plan.arrive is not None for plan in plans):
+        raise ValueError("an online stream is a single experience: nobody knows where another would begin")
 
 
 def _identity(experience: Experience) -> list[object]:
     subsets = (experience.train, experience.validation, experience.test)
-    told = [] if experience.border else ["no border"]
+    told = [] if experience.border else ["online" if experience.online else "no border"]
     return [experience.classes, *([subset.indices.tolist(), subset.labels.tolist()] for subset in subsets), *told]
-
-
-def union(subsets: Sequence[Subset]) -> Subset:
-    """Return the images of several subsets, one after another."""
-    if len(subsets) == 1:
-        return subsets[0]
-    labels = torch.cat([subset.labels for subset in subsets])
-    if all(subset.images is subsets[0].images for subset in subsets):
-        return Subset(subsets[0].images, torch.cat([subset.indices for subset in subsets]), labels)
-    images = Images.concat([subset.images.select(subset.indices) for subset in subsets])
-    return Subset(images, torch.arange(len(images)), labels)

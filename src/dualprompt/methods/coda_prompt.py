@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -19,6 +20,7 @@ from dualprompt.methods.base import (
     MethodConfig,
     Prediction,
     Selection,
+    StreamKind,
     TaskView,
     numbered,
 )
@@ -34,7 +36,7 @@ class CodaPromptConfig(MethodConfig):
     layers: tuple[int, ...] = Field(
         default=(1, 2, 3, 4, 5), min_length=1, description="layers with a prompt, counted from 1"
     )
-    components: int = Field(default=10, ge=1, le=10_000, description="components that each task adds")
+    components: int = Field(default=10, ge=1, le=10_000, description="that a task adds; without borders, all")
     length: int = Field(default=8, ge=2, le=LONGEST, description="L_p, rows of a prompt: half for K, half for V")
     prefix_at: PrefixAt = Field(default="projected", description="Pre-T after W_K, W_V or before")
     ortho_weight: float = Field(default=0.1, ge=0, description="λ of the orthogonality loss")
@@ -58,20 +60,30 @@ class CodaPrompt(Prompted[CodaPromptConfig]):
         self.prompt = nn.ParameterList()  # P, each (layers, components, 2, rows, dim)
         self.key = nn.ParameterList()  # K, each (layers, components, dim)
         self.attention = nn.ParameterList()  # A, each (layers, components, dim)
+        self.adds = True  # whether each task does, because it is told where it begins
 
     @property
     def _parts(self) -> dict[str, nn.ParameterList]:
         return {"prompt": self.prompt, "key": self.key, "attention": self.attention}
 
+    def accept(self, kind: StreamKind) -> None:
+        """Without borders, all components are there from the start, and train as long as images come."""
+        super().accept(replace(kind, bordered=True))
+        self.adds = kind.bordered
+
     def begin_task(self, task: TaskView) -> None:
         """Add components; everything older stops training."""
+        if self.adds or task.index == 0:
+            self._add_components(task)
+        super().begin_task(task)
+
+    def _add_components(self, task: TaskView) -> None:
         layers, *of_one = self.shape
         for part, shape in zip(self._parts.values(), (of_one, of_one[-1:], of_one[-1:]), strict=True):
             old = torch.cat([rows.detach().flatten(2) for rows in part], dim=1) if len(part) else [None] * layers
             size = torch.Size(shape).numel()
             new = [orthogonal(rows, self.config.components, size, task.generator) for rows in old]
             self._append(part, torch.stack(new).unflatten(2, shape))
-        super().begin_task(task)
 
     def _append(self, part: nn.ParameterList, rows: Tensor) -> None:
         if len(part):

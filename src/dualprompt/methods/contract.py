@@ -58,6 +58,7 @@ class StreamKind:
 
     returns: bool = False  # whether labels come back
     bordered: bool = True  # whether it is told where a task begins and ends; else images just go on coming
+    online: bool = False  # whether each image comes once, and a task is whatever portion has just come
 
 
 @dataclass(frozen=True)
@@ -132,8 +133,6 @@ class BufferPlan:
     def __post_init__(self) -> None:
         if self.reserve and (self.policy, self.fill) != ("balanced", "after"):
             raise ValueError("a buffer that reserves images is balanced, and filled after a task")
-        if self.notes and self.fill == "step":
-            raise ValueError("a buffer with notes is filled before or after a task, not with its steps")
 
 
 @dataclass
@@ -149,6 +148,7 @@ class Batch:
     replay: tuple[Batch, ...] = ()  # batches from the buffer
     noted: Tensor | None = None  # of images from the buffer: (batch, columns), NaN where there was no column yet
     noise: Tensor | None = None  # (batch, phase.noise) uniform in [0, 1)
+    together: Tensor | None = None  # labels of the whole minibatch, where other processes have the rest of it
 
     @cached_property
     def images(self) -> Tensor:

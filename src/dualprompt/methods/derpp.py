@@ -25,13 +25,14 @@ class DERPPConfig(RehearsalConfig):
 class DERPP(Rehearsal[DERPPConfig]):
     """Dark experience replay with labels.
 
-    The logits kept with an image are those of its test view when its task ends. The original stores them along the
-    way, from whatever the network was when the image came by; here an image is stored raw, and once.
+    The logits kept with an image are those of its test view when its task ends; where nobody says that it does, after
+    the first step on it. The original stores them along the way, from whatever the network was when the image came by;
+    here an image is stored raw, and once.
     """
 
     summary = "replay of labels and of stored logits, from a reservoir buffer"
     grid: ClassVar[Grid] = {"train.lr": (5e-5, 2e-4), "method.alpha": (0.3, 1.0)}
-    needs_borders = "it notes the logits of images when their task ends"
+    needs_borders = None
 
     @property
     def buffer(self) -> BufferPlan:

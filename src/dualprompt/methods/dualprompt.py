@@ -79,6 +79,7 @@ class DualPrompt(Prompted[DualPromptConfig]):
     summary = "G-Prompt, E-Prompts and task keys on a frozen backbone (the paper's method)"
     grid: ClassVar[Grid] = {"train.lr": (0.005, 0.0025), "method.init": ("uniform", "wide")}
     selections = ("query", "batch_vote", "oracle")
+    needs_borders = "a task has an E-Prompt of its own; dualprompt-pool has a pool for all images"
     of_task: ClassVar[OfTask] = {
         **Prompted.of_task,
         "bank.e_prompt": None,

@@ -43,6 +43,11 @@ MEASURES = (
     Measure("matching", "matching (%)", ("matching_accuracy",)),
     Measure("images", "image-weighted\nA (%)", ("image_weighted_accuracy",)),
     Measure("steps", "mean over\nsteps (%)", ("mean_over_steps",)),
+    Measure(
+        "A_auc", "A_auc (%)", ("area_under_curve",),
+        "A_auc: mean accuracy on all classes so far, over evaluations on the way of an online stream",
+    ),
+    Measure("A_last", "A_last (%)", ("last_accuracy",), "A_last: accuracy at the end of an online stream"),
     Measure("learning", "right after\nlearning (%)", ("learning_accuracy",)),
     Measure("BWT", "BWT", ("backward_transfer",), of_old_tasks=True),
     Measure("FWT", "FWT", ("forward_transfer",), "FWT: accuracy on the next task before it is learned, above guessing"),

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from dualprompt.data.stream import Stream
 from dualprompt.metrics import over_tasks
-from dualprompt.report.pictures import Grid, Line, Lines
+from dualprompt.report.pictures import Grid, Line, Lines, Map
 from dualprompt.report.tables import ERRORS, Result, by_method, explained, label
 from dualprompt.report.verdict import two_errors
 
@@ -99,3 +100,35 @@ def curves(results: Sequence[Result]) -> tuple[Lines, Lines]:
         title = "; ".join([name.rsplit(" ", 2)[0], *([ERRORS] if errors else bars)])
         found.append(Lines(title, "tasks learned", name, lines))
     return found[0], found[1]
+
+
+def anytime(results: Sequence[Result]) -> Lines:
+    """Return the accuracy on all classes so far as the images of an online stream come, a line a method."""
+    lines, groups = [], {n: [r for r in g if r["anytime_curve"]] for n, g in by_method(results).items()}
+    for method, group in groups.items():
+        common = min((len(result["anytime_curve"]) for result in group), default=0)
+        if common:
+            values = np.array([[point[2] for point in result["anytime_curve"][:common]] for result in group])
+            images = [float(point[0]) for point in group[0]["anytime_curve"][:common]]
+            spread = values.std(axis=0, ddof=1).tolist() if len(group) > 1 else None
+            lines.append(Line(method, images, values.mean(axis=0).tolist(), spread))
+    title = "; ".join(["accuracy on all classes so far", *explained(map(len, groups.values()))])
+    return Lines(title, "images that have come", "accuracy (%)", lines, whole=False)
+
+
+def stream_map(stream: Stream, title: str, bins: int = 40) -> Map:
+    """Return how many training images of each class come when: in each task, or in stretches of an online stream."""
+    if stream.online:
+        [task] = stream.experiences
+        count, labels = len(task.train), task.train.labels.numpy()
+        ends = np.unique(np.linspace(0, count, min(bins, count) + 1).round().astype(int))[1:]
+        parts, columns = np.split(labels, ends[:-1]), [f"{end:,}" for end in ends]
+        rules = [int(np.searchsorted(ends, mark)) + 1 for mark in task.marks[:-1] if 0 < mark < count]
+        x = "images that have come"
+    else:
+        parts = [task.train.labels.numpy() for task in stream.experiences]
+        columns, rules, x = _task_names([task.name for task in stream.experiences]), [], "task"
+    counts = np.stack([np.bincount(part, minlength=len(stream.classes)) for part in parts], axis=1)
+    return Map(
+        title, x, "class, in the order of coming", columns, list(stream.classes), counts.tolist(), "images", rules
+    )

@@ -108,6 +108,56 @@ class Grid:
 
 
 @dataclass(frozen=True)
+class Map:
+    """A heat map of counts without numbers, for many rows and columns; colours tell few from none."""
+
+    title: str
+    x: str
+    y: str
+    columns: list[str]
+    rows: list[str]
+    values: list[list[int]]  # row by row; 0 is left white
+    unit: str = "images"
+    rules: list[int] = field(default_factory=list)  # columns before which a dashed line stands
+    kind: ClassVar[str] = "map"
+
+    @property
+    def size(self) -> tuple[float, float]:
+        """Width and height in inches."""
+        names = 0.07 * max(min(len(name), 24) for name in self.rows)
+        across = min(0.5 * len(self.columns), 2 + 0.06 * min(len(self.columns), 50))
+        return 2.6 + names + across, 1.8 + 0.2 * min(len(self.rows), 22)
+
+    def data(self) -> list[dict[str, Any]]:
+        """Return the numbers, a row for each cell that is not empty."""
+        cells = [(i, j, n) for i, counts in enumerate(self.values) for j, n in enumerate(counts) if n]
+        return [{self.y: self.rows[i], self.x: self.columns[j], self.unit: n} for i, j, n in cells]
+
+    def draw(self, ax: Axes) -> None:
+        """Draw the cells; a colour stands for a power of the number, so that a single image is seen beside hundreds."""
+        from matplotlib.colors import PowerNorm
+
+        values = np.array(self.values, dtype=float)
+        norm = PowerNorm(0.4, vmin=0, vmax=max(1.0, values.max()))
+        picture = ax.imshow(
+            np.where(values > 0, values, np.nan), cmap="YlGnBu", norm=norm, aspect="auto", interpolation="none"
+        )
+        bar = ax.figure.colorbar(picture, ax=ax, label=self.unit, shrink=0.9)
+        if bar.solids is not None:
+            bar.solids.set_rasterized(True)
+        for column in self.rules:
+            ax.axvline(column - 0.5, color="#d9480f", linestyle=(0, (4, 3)), linewidth=1.1)
+        for axis, names, most in ((ax.xaxis, self.columns, 10), (ax.yaxis, self.rows, 22)):
+            places = range(0, len(names), -(-len(names) // most))
+            axis.set_ticks(list(places), [_shortened(names[i]) for i in places], parse_math=False)
+        if max(map(len, self.columns)) > 4:
+            ax.tick_params(axis="x", labelrotation=35)
+            for text in ax.get_xticklabels():
+                text.set_horizontalalignment("right")
+        ax.tick_params(length=0)
+
+
+@dataclass(frozen=True)
 class Line:
     """One line of a picture, with bars of ± `spread` at its points where that is known."""
 
@@ -280,10 +330,10 @@ class Points:
         return list(told | dict.fromkeys((group, cloud.colour, "s") for _, group, cloud in parts))
 
 
-Picture = Grid | Lines | Points
+Picture = Grid | Map | Lines | Points
 
 
-def whole(picture: Picture) -> Picture:
+def whole(picture: Grid | Lines | Points) -> Picture:
     """Return a picture that can be drawn; a ValueError says why one cannot."""
     for name in (picture.title, *_names_in(picture)):
         if len(name) > LONGEST_NAME:
@@ -312,7 +362,7 @@ def whole(picture: Picture) -> Picture:
     return picture
 
 
-def _names_in(picture: Picture) -> list[str]:
+def _names_in(picture: Grid | Lines | Points) -> list[str]:
     if isinstance(picture, Grid):
         return [picture.x, picture.y, picture.unit, *picture.rows, *picture.columns]
     if isinstance(picture, Lines):

@@ -27,6 +27,7 @@ NUMBERS = (
     "backward_transfer", "learning_accuracy", "accuracy_matrix", "matching_matrix", "judged_images",
     *MORE, "task_known_matrix", "calibration", "unseen_auroc_over_tasks", "class_accuracy",
 )  # fmt: skip
+ONLINE = ("area_under_curve", "last_accuracy", "anytime_curve")  # of online streams
 CARRIED_OUT = ("--runs", "--out", "--publish", "--jobs", "--format", "--ray", "--ray-cpus", "--ray-gpus", "--track")
 
 
@@ -138,6 +139,7 @@ def _run(each: Published, environments: list[dict[str, Any]]) -> dict[str, Any]:
         "identity": manifest["identity"],
         **{key: result[key] for key in NUMBERS},
         "cost": result.get("cost"),
+        **{key: result[key] for key in ONLINE if key in result},
         "parameters": result["parameters"],
         "buffer": result["buffer"],
         "training_seconds": each.seconds,
@@ -170,6 +172,8 @@ class _RunRecord(Record):
     forgetting: float | None
     image_weighted_accuracy: Percent | None
     mean_over_steps: Percent | None
+    area_under_curve: Percent | None = None
+    anytime_curve: list[tuple[Count, Count, Percent]] | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> _RunRecord:
@@ -228,6 +232,10 @@ def contradictions(value: Mapping[str, Any]) -> list[str]:
             for key in ("average_accuracy", "forgetting", "image_weighted_accuracy", "mean_over_steps"):
                 if abs((worked_out[key] or 0) - (run[key] or 0)) > 1e-6:
                     found.append(f"{row['label']}, seed {run['seed']}: {key} is not that of its matrix")
+            if run.get("anytime_curve"):
+                area = metrics.area_under_curve([tuple(point) for point in run["anytime_curve"]])
+                if abs(area - run["area_under_curve"]) > 1e-6:
+                    found.append(f"{row['label']}, seed {run['seed']}: area_under_curve is not that of its curve")
         lines = [line for sheet in sheets(value) for line in _lines(sheet, row["label"])]
         accuracy, forgetting = (
             over_seeds([run[key] for run in row["runs"]]) for key in ("average_accuracy", "forgetting")

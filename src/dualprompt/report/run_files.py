@@ -14,6 +14,7 @@ from dualprompt.files import write_json, write_text
 from dualprompt.metrics import mean_and_deviation
 from dualprompt.report import figures, tables
 from dualprompt.report.drawing import save
+from dualprompt.report.pictures import Picture
 from dualprompt.run.folder import Run
 from dualprompt.training.group import BASELINE, is_run, members_of
 
@@ -45,7 +46,7 @@ def publish_run(run: Run) -> list[Path]:
     write_text(run.folder / "accuracy_matrix.csv", tables.matrix_csv(result))
     write_text(run.folder / "metrics.csv", tables.headline_csv([result]))
     pictures = [save(run.folder / "accuracy_matrix.png", figures.accuracy_grid([result]))]
-    pictures.append(save(run.folder / "curves.png", *figures.curves([result])))
+    pictures.append(save(run.folder / "curves.png", *_curves([result])))
     keys = task_keys(run)
     if keys is not None:
         grid = figures.key_grid(keys, result["tasks"])
@@ -70,7 +71,13 @@ def publish_group(runs: Sequence[Run], folder: Path) -> list[Path]:
     write_text(folder / "comparison.txt", tables.text(tables.headline(results)))
     write_text(folder / "comparison.csv", tables.headline_csv(results))
     write_json(folder / "comparison.json", combined(runs, folder))
-    return [save(folder / "comparison.png", *figures.curves(results)), *pictures]
+    return [save(folder / "comparison.png", *_curves(results)), *pictures]
+
+
+def _curves(results: Sequence[dict[str, Any]]) -> Sequence[Picture]:
+    """Return A and F over the tasks; of online streams, the accuracy as images come."""
+    online = all(map(tables.is_online, results)) and any(result["anytime_curve"] for result in results)
+    return [figures.anytime(results)] if online else figures.curves(results)
 
 
 def combined(runs: Sequence[Run], folder: Path) -> dict[str, Any]:
@@ -98,8 +105,8 @@ def _over_seeds(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     if len(results) == 1:
         return dict(results[0])
     value = dict(results[0]) | {"seed": [result["seed"] for result in results]}
-    for key in (*(key for key, _ in tables.METRICS), *tables.MORE):
-        numbers = [result[key] for result in results if result[key] is not None]
+    for key in (*(key for key, _ in (*tables.METRICS, *tables.ONLINE)), *tables.MORE):
+        numbers = [result[key] for result in results if result.get(key) is not None]
         if numbers:
             value[key], value[f"{key}_std"] = mean_and_deviation(numbers)
     for key in ("accuracy_matrix", "matching_matrix", "task_known_matrix"):

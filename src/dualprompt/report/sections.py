@@ -9,6 +9,8 @@ from pathlib import Path
 
 import yaml
 
+from dualprompt.data.stream import drawn_by_run, outline
+from dualprompt.errors import DualPromptError
 from dualprompt.progress import SILENT, Progress
 from dualprompt.report import figures, gallery, more, study_files
 from dualprompt.report.page import Code, Drawn, Item, Photo, Section, Shown, Text
@@ -18,6 +20,7 @@ from dualprompt.report.sheet import Column, Sheet
 from dualprompt.report.tables import ABSENT, Result, by_method, headline_sheet, label
 from dualprompt.run.folder import Run
 
+MOST_STREAMS = 3  # pictures of streams on a page: those of several seeds look alike
 Labelled = list[tuple[Run, Result]]  # runs and their results, whose labels tell settings apart
 
 
@@ -27,6 +30,8 @@ def of_runs(labelled: Labelled, progress: Progress = SILENT) -> list[Section]:
     evaluated = [*results, *(again for run, result in labelled for again in _evaluated_again(run, result))]
     sections = [
         Section("results", "Results", [Shown(headline_sheet(evaluated)), Text(_explained())]),
+        Section("anytime", "As images come", _anytime(results)),
+        Section("stream", "The stream", _streams([run for run, _ in labelled])),
         Section("curves", "Over the tasks", _curves(results)),
         Section("accuracy", "Accuracy matrices", _matrices(results)),
         Section("pictures", "Test pictures", gallery.items(labelled, progress)),
@@ -61,6 +66,30 @@ def _curves(results: Sequence[Result]) -> list[Item]:
         return []
     accuracy, forgetting = figures.curves(results)
     return [Drawn("curve-accuracy", accuracy), Drawn("curve-forgetting", forgetting)]
+
+
+def _anytime(results: Sequence[Result]) -> list[Item]:
+    if not any(result.get("anytime_curve") for result in results):
+        return []
+    return [Drawn("anytime", figures.anytime([result for result in results if result.get("anytime_curve")]))]
+
+
+def _streams(runs: Sequence[Run]) -> list[Item]:
+    """Return a picture of each stream that runs learned: which classes come when."""
+    items: dict[str, Item] = {}
+    for run in runs:
+        data = run.manifest()["identity"]["data"]
+        if data in items or len(items) == MOST_STREAMS:
+            continue
+        config, number = run.config(), len(items) + 1
+        seeded = f", seed {config.seed}" if drawn_by_run(config.benchmark) else ""
+        title = f"{config.benchmark.name}{seeded}: training images of each class"
+        try:
+            drawn = figures.stream_map(outline(config.benchmark, config.seed), title)
+            items[data] = Drawn("stream" if number == 1 else f"stream-{number}", drawn)
+        except DualPromptError as error:
+            items[data] = Text(f"The stream is not drawn: {error}.")
+    return list(items.values())
 
 
 def _matrices(results: Sequence[Result]) -> list[Item]:

@@ -29,6 +29,18 @@ METRICS = (
 )
 # Metrics of a result that tables have where they are asked for: see report/columns.py.
 MORE = ("coda_forgetting", "forward_transfer", "task_known_accuracy", "calibration_error", "unseen_auroc")
+# Of an online stream, which has no tasks that a method knows of.
+ONLINE = (("area_under_curve", "A_auc (%)"), ("last_accuracy", "A_last (%)"))
+
+
+def is_online(result: Result) -> bool:
+    """Return whether a result is of an online stream."""
+    return result.get("anytime_curve") is not None
+
+
+def metrics_of(results: Sequence[Result]) -> tuple[tuple[str, str], ...]:
+    """Return which metrics results have, and what tables call them."""
+    return ONLINE if all(map(is_online, results)) else METRICS
 
 
 def label(result: Result) -> str:
@@ -58,7 +70,7 @@ def headline_sheet(results: Sequence[Result]) -> Sheet:
     first = results[0]
     backbone = Path(first["backbone"]).name if Path(first["backbone"]).is_absolute() else first["backbone"]
     repeats = all(round(result["backward_transfer"] + result["forgetting"], 2) == 0 for result in results)
-    shown = [each for each in METRICS if each[0] != "backward_transfer" or not repeats]
+    shown = [each for each in metrics_of(results) if each[0] != "backward_transfer" or not repeats]
     metrics = [Column(heading, lesser=number >= 3) for number, (_, heading) in enumerate(shown)]
     trained = [Column(heading, lesser=True) for heading in ("trained", "MB", "% of backbone")]
     rows = []
@@ -69,6 +81,8 @@ def headline_sheet(results: Sequence[Result]) -> Sheet:
     remarks = explained(len(group) for group in by_method(results).values()) or _one_seed(results)
     if not repeats:
         remarks.append("BWT is −F but where the accuracy on a task rose after it was learned and fell again")
+    if all(map(is_online, results)):
+        remarks.append("A_auc: mean accuracy on all classes so far, over evaluations on the way; A_last: at the end")
     if any(result.get("selection") == "batch_vote" for result in results):
         remarks.append("batch_vote leaks the task when a test batch holds one task")
     if first["skipped_images"]:
@@ -97,7 +111,7 @@ def headline(results: Sequence[Result], brief: bool = False) -> Table:
 
 
 def _mean(group: Sequence[Result], key: str) -> str:
-    return over_seeds([result[key] for result in group])
+    return over_seeds([result.get(key) for result in group])
 
 
 def over_seeds(values: Sequence[float | None]) -> str:
@@ -148,7 +162,8 @@ def accuracy_matrix(result: Result) -> Table:
 def headline_csv(results: Sequence[Result]) -> str:
     """Return one line a run, in full precision."""
     out = io.StringIO()
-    keys = [*(key for key, _ in METRICS), *MORE]
+    online = ONLINE if all(map(is_online, results)) else ()
+    keys = [*(key for key, _ in (*METRICS, *online)), *MORE]
     writer = csv.writer(out)
     writer.writerow(["method", "selection", "benchmark", "backbone", "recipe", "seed", *keys, "trained_parameters"])
     for r in results:

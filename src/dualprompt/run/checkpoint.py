@@ -40,6 +40,8 @@ class Position:
     log_bytes: Count = 0  # length of metrics.jsonl at this moment; what a killed run wrote after it is cut off
     accuracy: list[list[Percent]] = field(default_factory=list)
     matching: list[list[Percent]] = field(default_factory=list)
+    # Of an online stream, at each evaluation on the way: images so far, classes so far, accuracy on these.
+    curve: list[tuple[Count, Count, Percent]] = field(default_factory=list)
     # Of the last evaluation: how many images of each task (row) used the E-Prompt of each task (column).
     confusion: list[list[Count]] = field(default_factory=list)
     spent: Passes = field(default_factory=Passes)  # on learning so far, of all images together
@@ -63,6 +65,7 @@ class Work:
     method: State  # what the task has changed so far
     optimisers: dict[str, State]  # by name; one that has not stepped yet is not among them
     loss: Tensor  # summed over the steps of the epoch
+    notes: Tensor | None = None  # of the images in the buffer, where they change from step to step
 
 
 def write(path: Path, tensors: State, header: dict[str, Any]) -> None:
@@ -193,14 +196,15 @@ class Checkpoints:
         before: State,
         optimisers: Mapping[str, Optimizer],
         loss: Tensor,
+        notes: Tensor | None = None,
     ) -> None:
-        """Keep the work in progress: what the current task changed, the optimisers by name, and the position."""
+        """Keep the work in progress: see Work; and the position."""
         tensors = {f"method/{name}": value for name, value in changed(state, before).items()}
         for own, optimiser in optimisers.items():
             names, place = _names(optimiser), f"{OPTIMISER}{own and f'.{own}'}"
             for index, values in optimiser.state_dict()["state"].items():
                 tensors.update({f"{place}/{names[index]}/{key}": value for key, value in values.items()})
-        tensors["loss"] = loss
+        tensors |= {"loss": loss} | ({} if notes is None else {"notes": notes})
         write(self.progress_path, tensors, asdict(position))
 
     def last(self) -> tuple[Position, Work | None]:
@@ -219,7 +223,7 @@ class Checkpoints:
                 loss = tensors.get("loss")
                 if loss is None or loss.shape != ():
                     raise DualPromptError(f"checkpoint {self.progress_path} is damaged (it has no loss); {DELETE}")
-                return position, Work(_below("method/", tensors), _optimisers(tensors), loss)
+                return position, Work(_below("method/", tensors), _optimisers(tensors), loss, tensors.get("notes"))
         if finished > self.first:
             position = read(self.task_path(finished - 1))[1]
             self._check(self.task_path(finished - 1), position, finished)

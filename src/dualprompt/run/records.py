@@ -143,6 +143,9 @@ class ResultRecord(Record):
     seconds: _TotalSeconds | None = None
     queries: str
     buffer: _BufferRecord | None
+    area_under_curve: Percent | None = None  # this and what follows: of an online stream
+    last_accuracy: Percent | None = None
+    anytime_curve: list[tuple[Count, Count, Percent]] | None = None  # images and classes so far, accuracy
     skipped_images: Count
     code_changed: bool = False  # whether it was begun by one code and continued by another
 
@@ -187,7 +190,15 @@ class _TaskLine(Record):
     seconds: _Seconds
 
 
+class _AnytimeLine(Record):
+    event: Literal["anytime"]
+    images: Count
+    classes: Count
+    accuracy: Percent
+    loss: float | None = None  # of gradient steps
+
+
 class LogLine(Record):
     """A line of the log."""
 
-    line: Annotated[_EpochLine | _TaskLine, Field(discriminator="event")]
+    line: Annotated[_EpochLine | _AnytimeLine | _TaskLine, Field(discriminator="event")]

@@ -35,8 +35,8 @@ class Point:
     """Numbers that belong to one moment of a run."""
 
     line: int  # of the log, counted from 1
-    axis: Literal["epoch", "task"]
-    at: int  # epochs trained so far over all tasks, or tasks learned
+    axis: Literal["epoch", "task", "images"]
+    at: int  # epochs trained so far over all tasks, or tasks learned, or images of an online stream that have come
     values: dict[str, float]
 
 
@@ -142,6 +142,10 @@ class _Story:
             self.epochs += 1
             name = f"loss/{line['phase']}" if "phase" in line else "loss"
             return Point(self.lines, "epoch", self.epochs, {name: line["loss"]})
+        if line["event"] == "anytime":
+            values = {"accuracy/so_far": line["accuracy"], "classes": line["classes"]}
+            loss = {} if line.get("loss") is None else {"loss/so_far": line["loss"]}
+            return Point(self.lines, "images", line["images"], values | loss)
         values = {f"accuracy/task_{number}": value for number, value in enumerate(line["accuracy"], start=1)}
         if len(line["accuracy"]) == len(self.matrix) + 1:  # else lines of the log were lost
             self.matrix.append(line["accuracy"])

@@ -14,7 +14,7 @@ from dualprompt.metrics import mean_and_deviation
 from dualprompt.progress import SILENT, Progress
 from dualprompt.report.columns import Measure, notes
 from dualprompt.report.sheet import Column, Sheet
-from dualprompt.report.tables import ABSENT, explained, over_seeds, plus_minus
+from dualprompt.report.tables import ABSENT, ONLINE, explained, is_online, over_seeds, plus_minus
 from dualprompt.report.verdict import RULE, Difference, decide, paired
 from dualprompt.sweeps import paper
 from dualprompt.sweeps.obtained import Obtained, Workers
@@ -28,6 +28,11 @@ SETTERS = {
     "preset": "set by the preset",
     "command line": "set on the command line",
 }
+LESSER = (
+    ("matching_accuracy", "matching (%)"),
+    ("image_weighted_accuracy", "image-weighted\nA (%)"),
+    ("mean_over_steps", "mean over\nsteps (%)"),
+)
 PLACES = {"holds": "above", "does not hold": "below", "cannot be told": "cannot be told"}
 
 
@@ -238,11 +243,13 @@ def sheet(rows: Sequence[TableRow], reference: TableRow | None = None) -> Sheet:
     same = paper.is_its_backbone(config.backbone.name)
     theirs = [("paper's A (%)", 0), ("paper's F (%)", 2)] if any(row.published for row in rows) else []
     mark = "" if same else f"\n(other backbone:\n{paper.BACKBONE_TITLE})"
+    online = all(is_online(result) for row in rows for result in row.results)
+    main = ONLINE if online else (("average_accuracy", "A (%)"), ("forgetting", "F (%)"))
+    lesser = () if online else LESSER
     columns = (
         Column("method", right=False),
         Column("buffer"),
-        Column("A (%)"),
-        Column("F (%)"),
+        *(Column(heading) for _, heading in main),
         *(Column(heading + mark) for heading, _ in theirs),
         Column("seeds"),
         *(
@@ -250,9 +257,7 @@ def sheet(rows: Sequence[TableRow], reference: TableRow | None = None) -> Sheet:
             if reference
             else []
         ),
-        Column("matching (%)", lesser=True),
-        Column("image-weighted\nA (%)", lesser=True),
-        Column("mean over\nsteps (%)", lesser=True),
+        *(Column(heading, lesser=True) for _, heading in lesser),
         Column("buffer (MB)", lesser=True),
         Column("statistics\n(MB)", lesser=True),
         Column("additional\nparameters", lesser=True),
@@ -264,14 +269,14 @@ def sheet(rows: Sequence[TableRow], reference: TableRow | None = None) -> Sheet:
         cells = (
             line.title,
             ABSENT if line.joint else str(line.buffer or 0),
-            over_seeds(row.numbers("average_accuracy")) if row.finished else "failed",
-            over_seeds(row.numbers("forgetting")),
+            *(
+                over_seeds(row.numbers(key)) if row.finished or place else "failed"
+                for place, (key, _) in enumerate(main)
+            ),
             *(_published(row.published, place) for _, place in theirs),
             str(done) if done == asked else f"{done} of {asked}",
             *(_compared(row.against(reference)) if reference else ()),
-            over_seeds(row.numbers("matching_accuracy")),
-            over_seeds(row.numbers("image_weighted_accuracy")),
-            over_seeds(row.numbers("mean_over_steps")),
+            *(over_seeds(row.numbers(key)) for key, _ in lesser),
             ABSENT if values["buffer_bytes"] is None else f"{values['buffer_bytes'] / 1e6:.2f}",
             f"{values['kept_mb']:.2f}" if values["kept_mb"] else ABSENT,
             ABSENT if values["additional_parameters"] is None else f"{values['additional_parameters']:,}",

@@ -36,7 +36,7 @@ class OverSeeds:
         """Return a metric of every finished run that has it; forgetting says nothing of joint training."""
         if key == "forgetting" and self.joint:
             return []
-        return [result[key] for result in self.results if result[key] is not None]
+        return [result[key] for result in self.results if result.get(key) is not None]
 
     def measured(self, measure: Measure) -> list[float]:
         """Return a number of every finished run that has it; what old tasks have says nothing of joint training."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from dualprompt.backbones import weights
 from dualprompt.backbones.weights import CheckpointInfo
 from dualprompt.config import RunConfig
-from dualprompt.data.stream import build_stream
+from dualprompt.data.stream import build_stream, drawn_by_run
 from dualprompt.errors import DualPromptError, InterruptedRunError
 from dualprompt.files import beside, digest, disk_errors, held, refuse_links, sweep, write_json
 from dualprompt.progress import SILENT, Bar, Pace, Progress, RunEnded, Work
@@ -188,7 +188,7 @@ class _Identities:
             self.weights[which] = weights.read(name, self.progress, config.seed).info
         info = self.weights[which]
         view = view_of(config, info)
-        seed = config.seed if order.class_order == "shuffled" and order.class_order_seed is None else 0
+        seed = config.seed if drawn_by_run(order) else 0
         key = digest([order.model_dump(mode="json"), seed, asdict(view.store)])
         if key not in self.images:
             self.images[key] = build_stream(order, config.seed, view.store, self.progress).fingerprint

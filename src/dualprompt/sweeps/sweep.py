@@ -31,7 +31,10 @@ BUDGET = 4
 BEYOND = 3  # tries beyond its grid that a method has at most, where its best is at the edge
 VALIDATION = 0.2
 # What a table's images depend on.
-REGIME = ("dataset", "tasks", "class_order", "train_per_class", "test_per_class", "test_share")
+REGIME = (
+    "dataset", "stream", "tasks", "class_order", "train_per_class", "test_per_class", "test_share",
+    "shots", "shots_from", "imbalance", "disjoint", "blur",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

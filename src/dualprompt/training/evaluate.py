@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dualprompt.backbones.passes import counted
 from dualprompt.data.images import Images
+from dualprompt.data.specs import ImageSpec
 from dualprompt.data.stream import Subset
 from dualprompt.derived import predicting
 from dualprompt.methods.base import Method, Selection
@@ -22,7 +23,6 @@ from dualprompt.run.checkpoint import fitting, of_method, read
 from dualprompt.run.folder import Run
 from dualprompt.run.measures import measured
 from dualprompt.run.predictions import of_stream
-from dualprompt.training.batch import ImageSpec
 from dualprompt.training.distributed import total
 from dualprompt.training.feed import Feed
 from dualprompt.training.setup import Setup

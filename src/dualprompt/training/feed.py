@@ -20,12 +20,13 @@ from dualprompt.backbones.base import Backbone, BackboneSource, factory_of
 from dualprompt.backbones.passes import Passes, counted
 from dualprompt.config import RunConfig
 from dualprompt.data.images import Canvas, Images
+from dualprompt.data.specs import Crop, ImageSpec, Look
 from dualprompt.data.stream import Subset
 from dualprompt.data.views import View
 from dualprompt.features import Compute, Table
 from dualprompt.methods.base import Batch
+from dualprompt.methods.buffer import part
 from dualprompt.progress import SILENT, Bar, Progress, Work
-from dualprompt.training.batch import Crop, ImageSpec, Look
 from dualprompt.training.distributed import total
 from dualprompt.training.steps import carried_out
 
@@ -79,6 +80,13 @@ class Feed:
             self._resident[images] = canvas
         return self._resident[images]
 
+    def some(self, subset: Subset, rows: Tensor, frozen: bool) -> Subset:
+        """Return the images at some rows of a subset; if `frozen`, with features that are known of the whole."""
+        chosen = part(subset, rows)
+        if frozen:
+            self._features[chosen] = self.features(subset)[rows.to(self.fabric.device)]
+        return chosen
+
     def evaluation(self, subset: Subset, frozen: bool = True, shared: bool = True) -> Iterator[ImageSpec]:
         """Yield the batches of an evaluation, with their rows: this process's, or all of them."""
         known = self.features(subset) if frozen else None
@@ -111,6 +119,7 @@ class Feed:
             make_second=partial(self._view, images, spec, 1) if views == 2 else None,
             noted=spec.noted,
             noise=spec.noise,
+            together=spec.together,
         )
 
     def _view(self, images: Images, spec: ImageSpec, which: int) -> Tensor:

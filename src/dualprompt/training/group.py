@@ -23,7 +23,7 @@ from dualprompt.run.folder import Run, config_in
 from dualprompt.run.tracking import require
 from dualprompt.training.distributed import lost_process
 from dualprompt.training.loop import train
-from dualprompt.training.setup import Setup, kind_of, prepare, refuse_single_classes
+from dualprompt.training.setup import Setup, kind_of, prepare, refuse_misfits, refuse_single_classes
 
 BASELINE = "frozen-head"
 
@@ -152,6 +152,7 @@ def _refuse_unfit(members: list[Member], first: Setup) -> None:
     seen = [members[0].config.method]
     for member in members:
         options = method_config(member.config.method)
+        refuse_misfits(member.config, first.stream)
         refuse_single_classes(options, first.stream)
         if member.config.method not in seen:
             seen.append(member.config.method)

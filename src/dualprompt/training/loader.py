@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from dualprompt.data.specs import BatchSpec, Crop, ImageSpec, Look
 from dualprompt.data.stream import Subset
 from dualprompt.methods.base import Batch, Phase
 from dualprompt.seeds import derive
-from dualprompt.training.batch import BatchSpec, Crop, ImageSpec, Look
 from dualprompt.training.distributed import local_part
 from dualprompt.training.feed import Feed
 
@@ -43,6 +43,7 @@ class Loader:
         buffer: Subset | None = None,
         frozen: bool = True,
         live: bool = False,
+        in_order: bool = False,
     ) -> None:
         """Prepare the batches of a phase, the `number`-th of its task.
 
@@ -55,6 +56,7 @@ class Loader:
             buffer: images of old tasks that may be replayed.
             frozen: whether known frozen features come with the images.
             live: whether the buffer changes from step to step, see `replay_from`.
+            in_order: whether images come in the order of the subset, as those of an online stream do.
         """
         self.feed, self.subset, self.phase = feed, subset, phase
         self.view = feed.view if phase.augment is None else replace(feed.view, augment=phase.augment)
@@ -68,7 +70,7 @@ class Loader:
             feed.resident(images)  # now, not in the thread that draws ahead
         self._known = feed.features(subset) if known else None
         self._known_of_buffer = feed.features(self.buffer) if known and self.buffer is not None and not live else None
-        self._live = live
+        self._live, self._in_order = live, in_order
 
     @property
     def steps(self) -> int:
@@ -77,16 +79,25 @@ class Loader:
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[LocalBatch]:
         """Yield the batches of one epoch from step `start` on; on a GPU the next is drawn while one is worked on."""
-        order = self._order(epoch)
+        return self._drawn(self._order(epoch), [(epoch, step) for step in range(start, self.steps)])
+
+    def arriving(self, start: int, repeats: int) -> Iterator[LocalBatch]:
+        """Yield the batches of an online stream from step `start` on, each so many times, drawn anew each time."""
+        return self._drawn(
+            self._order(0), [(again, step) for step in range(start, self.steps) for again in range(repeats)]
+        )
+
+    def _drawn(self, order: Tensor, places: Sequence[tuple[int, int]]) -> Iterator[LocalBatch]:
+        """Yield the batches at some places, each an epoch and a step."""
         if self.feed.fabric.device.type != "cuda" or self._live:
-            yield from (self._finish(self._draw(order, epoch, step)) for step in range(start, self.steps))
+            yield from (self._finish(self._draw(order, *place)) for place in places)
             return
         with ThreadPoolExecutor(1) as ahead:
-            waiting = [ahead.submit(self._draw, order, epoch, start)]
-            for step in range(start, self.steps):
+            waiting = [ahead.submit(self._draw, order, *place) for place in places[:1]]
+            for next_place in [*places[1:], None]:
                 drawn = waiting.pop().result()
-                if step + 1 < self.steps:
-                    waiting.append(ahead.submit(self._draw, order, epoch, step + 1))
+                if next_place is not None:
+                    waiting.append(ahead.submit(self._draw, order, *next_place))
                 yield self._finish(drawn)
 
     def rows(self, epoch: int, step: int) -> Tensor:
@@ -108,6 +119,8 @@ class Loader:
         return torch.Generator().manual_seed(derive(self.feed.config.seed, purpose, *self._place, *place))
 
     def _order(self, epoch: int) -> Tensor:
+        if self._in_order:
+            return torch.arange(len(self.subset))
         generator, count = self._generator("order", epoch), len(self.subset)
         if not self.phase.balanced:
             return torch.randperm(count, generator=generator)
@@ -132,6 +145,8 @@ class Loader:
         main = self._images(self.subset, rows, part, self._generator("augment", epoch, step))
         noise = self._generator("noise", epoch, step)
         main, replays = self._with_noise(main, len(rows), part, noise), list[ImageSpec]()
+        if fabric.world_size > 1:
+            main = replace(main, together=self.subset.labels[rows])
         if self.buffer is not None:
             generator = self._generator("replay", epoch, step)
             sizes = [len(rows)] * self.phase.replay + list(self.phase.more_replay)

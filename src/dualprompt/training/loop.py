@@ -1,40 +1,48 @@
-"""The only training loop: task → phase → epoch → batch → loss → backward → clip → step → evaluate → save."""
+"""The only training loop: task → phase → epoch → batch → loss → backward → clip → step → evaluate → save.
+
+In an online stream there is one phase and one epoch, and every batch may be followed by an evaluation.
+"""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from dualprompt import progress as told
 from dualprompt.backbones.passes import Passes, counted
-from dualprompt.config import TrainConfig
+from dualprompt.data.specs import BatchSpec
 from dualprompt.data.stream import Experience, Subset
 from dualprompt.errors import DualPromptError
-from dualprompt.methods.base import Phase, Step, TaskView
-from dualprompt.progress import SILENT, Bar, Loss, Progress, TaskEvaluated, Work
+from dualprompt.methods.base import Phase, TaskView
+from dualprompt.progress import SILENT, AnytimeEvaluated, Bar, Loss, Progress, TaskEvaluated
 from dualprompt.run import predictions
 from dualprompt.run.answers import Answers
+from dualprompt.run.checkpoint import Work, fitting
 from dualprompt.run.folder import Run
 from dualprompt.run.tracking import tracked
-from dualprompt.training.batch import BatchSpec
-from dualprompt.training.distributed import distribute, total
+from dualprompt.training.arrivals import Arrivals, Portion
+from dualprompt.training.distributed import total
 from dualprompt.training.evaluate import Score, evaluate
 from dualprompt.training.loader import Loader
-from dualprompt.training.optimise import ReadyStep, make_optimisers, recipe_of, set_rates
+from dualprompt.training.optimise import set_rates
 from dualprompt.training.rehearsal import Rehearsal
-from dualprompt.training.result import final_result, task_line
+from dualprompt.training.result import anytime_line, final_result, task_line
 from dualprompt.training.select import cut_to_rarest, hold_out, select_subset, task_view
 from dualprompt.training.setup import Setup
 from dualprompt.training.standing import Standing
 from dualprompt.training.steps import carried_out
 from dualprompt.training.stop import Stop
+from dualprompt.training.work import PhaseWork, Trained, prepared
+
+EMPTY: Mapping[str, str] = MappingProxyType({})
 
 
 def train(
@@ -73,36 +81,6 @@ def extend(setup: Setup, run: Run, progress: Progress = SILENT) -> None:
                 loop.learn(task)
 
 
-@dataclass
-class Trained:
-    """What a task's training took."""
-
-    seconds: float = 0.0
-    images: int = 0  # of this process
-
-    @contextmanager
-    def timed(self) -> Iterator[None]:
-        """Add the seconds that something takes."""
-        began = time.monotonic()
-        yield
-        self.seconds += time.monotonic() - began
-
-
-@dataclass(frozen=True)
-class PhaseWork:
-    """A phase that is being trained: what a step works with."""
-
-    phase: Phase
-    task: TaskView
-    recipe: TrainConfig
-    number: int
-    epochs: int
-    loader: Loader
-    steps: list[ReadyStep]  # of each batch, in order
-    optimisers: dict[str, Optimizer]  # by the name that steps which share one have in common
-    parameters: list[nn.Parameter]  # all that train
-
-
 class Loop:
     """A run while it runs."""
 
@@ -122,10 +100,14 @@ class Loop:
         return self.fabric.is_global_zero
 
     def learn(self, task: Experience) -> None:
-        """Train one task, evaluate all seen tasks, and keep both."""
+        """Train one task, all of it at once or as its images come, evaluate all seen tasks, and keep both."""
         trained, self.feed.asked = Trained(), False
         with counted() as beside_steps:
-            self._learn_whole(task, trained)
+            if task.online:
+                self._learn_online(task, trained)
+                self.feed.asked = self.method.uses_frozen  # evaluations on the way have asked too
+            else:
+                self._learn_whole(task, trained)
         self.standing.spend(beside_steps + self.feed.known_features_cost(task.train))
         self._evaluate(task, trained)
 
@@ -146,6 +128,93 @@ class Loop:
             self.method.end_task(view)
             self.rehearsal.offer(task, "after")
 
+    def _learn_online(self, task: Experience, trained: Trained) -> None:
+        """Learn from images that come portion after portion, each once.
+
+        The method is told of a label when its first image comes, and of nothing that is still to come.
+        """
+        arrivals, done = Arrivals(task, self.method, self.feed), self.standing.position.step
+        self.standing.check_within(1, len(arrivals.portions))
+        resumed = self.standing.restore_method(begun=False)
+        come = arrivals.portions[done - 1].stop if done else 0
+        with self.progress.bar(self._work(task, len(task.train), come)) as bar:
+            if arrivals.phase is not None:
+                self._train_online(arrivals, arrivals.phase, resumed, trained, bar)
+                return
+            for portion in arrivals.portions[done:]:
+                with trained.timed(), counted() as passes:
+                    self.method.begin_task(arrivals.view(portion))
+                    self.method.eval()
+                    self.method.end_task(arrivals.view(portion))
+                self.standing.spend(passes)
+                self._after_portion(arrivals, portion, None, bar)
+
+    def _train_online(self, arrivals: Arrivals, phase: Phase, resumed: Work | None, trained: Trained, bar: Bar) -> None:
+        """Train on every batch of an online stream, from where the run stands.
+
+        Args:
+            arrivals: the stream, whose portions are batches.
+            phase: how it is trained on.
+            resumed: what was kept of the work, if the run was stopped in the middle of it.
+            trained: what counts time and images.
+            bar: who is told how far it is.
+        """
+        task, done, updates = arrivals.task, self.standing.position.step, self.config.train.updates
+        live, frozen = self.rehearsal.by_step(task), self.method.uses_frozen
+        loader = Loader(self.feed, task.train, task.index, phase, 0, self.rehearsal.held(), frozen, live, in_order=True)
+        if live:
+            self._offer_again(task, loader, resumed)
+        batches, work, step = loader.arriving(done, updates), None, None
+        if done:  # the method stands where it stood, but for what it does not keep
+            view = arrivals.view(arrivals.portions[done - 1], begun=True)
+            with counted():
+                self.method.begin_task(view)
+                self.method.begin_phase(phase, view)
+            work = prepared(self.method, phase, view, 0, 1, loader, self.config.train, self.fabric)
+            self.standing.restore_optimisers(work.optimisers, resumed)
+            step = self._carried_out(work, live)
+        for portion in arrivals.portions[done:]:
+            with trained.timed(), counted() as passes:
+                self.method.train()
+                if grows := portion.known < portion.seen:
+                    self.method.begin_task(arrivals.view(portion))
+                if work is None or step is None or grows:
+                    view = arrivals.view(portion, begun=True)
+                    self.method.begin_phase(phase, view)
+                    work = prepared(self.method, phase, view, 0, 1, loader, self.config.train, self.fabric, work)
+                    step = self._carried_out(work, live)
+                for _ in range(updates):
+                    batch = next(batches)
+                    self._set_rates(work, portion.number / len(arrivals.portions))
+                    step(batch.spec)
+                    self.standing.spend(self.each * len(batch.rows))
+                    trained.images += batch.images
+                if live:
+                    rows = torch.arange(portion.start, portion.stop)
+                    loader.replay_from(self.rehearsal.offer_step(task, task.train, rows, portion.number))
+            self.standing.spend(passes)
+            self._after_portion(arrivals, portion, work, bar)
+        last = arrivals.portions[-1]
+        if not last.evaluated:
+            mean = self._mean_loss(updates * arrivals.since_evaluation(last), "at the end of the stream")
+            self._log_loss(task, 0, mean, bar)
+        self.method.eval()
+        self.method.end_task(arrivals.view(last, begun=True))
+
+    def _after_portion(self, arrivals: Arrivals, portion: Portion, work: PhaseWork | None, bar: Bar) -> None:
+        """Evaluate all classes so far if it is time to, and keep what was learned; `work` is of gradient steps."""
+        bar.advance(portion.stop - portion.start)
+        self.standing.move(task=arrivals.task.index, step=portion.number + 1)
+        if portion.evaluated:
+            steps = self.config.train.updates * arrivals.since_evaluation(portion)
+            loss = None if work is None else self._mean_loss(steps, f"after {portion.stop} images")
+            [score] = evaluate(self.method, self.feed, [arrivals.judged(portion)], progress=self.progress)
+            self.standing.note_anytime(portion, score)
+            if self.writes:
+                self.run.log(**anytime_line(portion, score, loss))
+            self.progress.receive(AnytimeEvaluated(portion.stop, portion.seen, score.accuracy))
+        self._save_or_stop(arrivals.task, {} if work is None else work.optimisers, epoch_ends=False)
+
     def _phase(self, task: Experience, own: Subset, view: TaskView, number: int, phase: Phase, alone: bool) -> int:
         """Train for the epochs of a phase, from where the run stands; return the images seen.
 
@@ -159,10 +228,6 @@ class Loop:
         """
         self.method.begin_phase(phase, view)
         resumed = self.standing.restore_method()
-        recipe, steps = recipe_of(phase, self.config.train), self.method.steps(phase)
-        optimisers = make_optimisers(self.method, steps, recipe, phase.lr, self.fabric.device)
-        self.standing.restore_optimisers(optimisers, resumed)
-
         held, old = (
             self.rehearsal.held(),
             [each.train for each in self.setup.stream.experiences if each.index < task.index],
@@ -177,36 +242,21 @@ class Loop:
         self.standing.check_within(epochs, loader.steps)
 
         if live:
-            self._offer_again(task, loader)
-        ready, parameters = self._ready(steps, optimisers, recipe), list(self.method.trainable().values())
-        work = PhaseWork(phase, view, recipe, number, epochs, loader, ready, optimisers, parameters)
-        step = carried_out(
-            partial(self._counted_step, work),
-            self.fabric,
-            self.config.train.batch_size,
-            record=self.method.capturable and not live,
-        )
-        images = 0
-        with self.progress.bar(self._work(task, work, alone)) as bar:
+            self._offer_again(task, loader, resumed)
+        work = prepared(self.method, phase, view, number, epochs, loader, self.config.train, self.fabric)
+        self.standing.restore_optimisers(work.optimisers, resumed)
+        step, images, position = self._carried_out(work, live), 0, self.standing.position
+        done = position.epoch * len(subset) + position.step * loader.size
+        with self.progress.bar(self._work(task, len(subset) * epochs, done, None if alone else phase.name)) as bar:
             for epoch in range(self.standing.position.epoch, epochs):
                 images += self._epoch(task, epoch, work, step, bar)
         self.standing.move(phase=number + 1, epoch=0, step=0)
         return images
 
-    def _ready(self, steps: Sequence[Step], optimisers: dict[str, Optimizer], recipe: TrainConfig) -> list[ReadyStep]:
-        """Return a method's steps with all that carrying them out takes."""
-        losses = distribute(self.fabric, self.method, [step.loss for step in steps])
-        trainable, clip = self.method.trainable(), recipe.clip
-        return [
-            ReadyStep(
-                loss_of,
-                optimisers[step.name],
-                [parameter for name, parameter in trainable.items() if step.moves(name)],
-                clip if step.clip is None else step.clip,
-                step.after,
-            )
-            for step, loss_of in zip(steps, losses, strict=True)
-        ]
+    def _carried_out(self, work: PhaseWork, live: bool) -> Callable[[BatchSpec], None]:
+        """Return what carries out `_step`, as it is written or from a record; a live buffer cannot be recorded."""
+        size, record = self.config.train.batch_size, self.method.capturable and not live
+        return carried_out(partial(self._counted_step, work), self.fabric, size, record)
 
     def _epoch(self, task: Experience, epoch: int, work: PhaseWork, step: Callable[[BatchSpec], None], bar: Bar) -> int:
         """Train on every batch of an epoch, from where the run stands; return the images seen.
@@ -222,9 +272,7 @@ class Loop:
         position, count, images = self.standing.position, work.loader.steps, 0
         start = position.step if epoch == position.epoch else 0
         for number, batch in enumerate(work.loader.epoch(epoch, start), start=start):
-            done = (epoch * count + number) / (work.epochs * count)
-            for optimiser in work.optimisers.values():
-                set_rates(optimiser, work.recipe, done, work.phase.cycles, work.epochs)
+            self._set_rates(work, (epoch * count + number) / (work.epochs * count))
             step(batch.spec)
             self.standing.spend(self.each * len(batch.rows))
             if epoch == 0 and self.rehearsal.by_step(task):
@@ -235,18 +283,32 @@ class Loop:
             self.standing.move(task=task.index, phase=work.number, epoch=epoch, step=number + 1)
             if last:
                 self._end_epoch(task, epoch, work, bar)
-            stop = self.stop.asked
-            if stop or self.standing.save_is_due(epoch_ends=last):
-                self.standing.save(work.optimisers, self.loss)
-            if stop:
-                raise self.stop.error()
+            self._save_or_stop(task, work.optimisers, epoch_ends=last)
         return images
 
-    def _offer_again(self, task: Experience, loader: Loader) -> None:
+    def _set_rates(self, work: PhaseWork, done: float) -> None:
+        """Set the learning rates for a step, `done` of the phase being behind it."""
+        for optimiser in work.optimisers.values():
+            set_rates(optimiser, work.recipe, done, work.phase.cycles, work.epochs)
+
+    def _save_or_stop(self, task: Experience, optimisers: dict[str, Optimizer], epoch_ends: bool) -> None:
+        """Keep the work in progress if it is time to, or if the run is to stop, which it then does."""
+        stop = self.stop.asked
+        if stop or self.standing.save_is_due(epoch_ends):
+            self.standing.save(optimisers, self.loss, self.rehearsal.notes(task))
+        if stop:
+            raise self.stop.error()
+
+    def _offer_again(self, task: Experience, loader: Loader, resumed: Work | None) -> None:
         """Offer the buffer what a resumed run has trained on before, step by step."""
         position = self.standing.position
         for step in range(loader.steps if position.epoch else position.step):
-            loader.replay_from(self.rehearsal.offer_step(task, loader.subset, loader.rows(0, step), step))
+            self.rehearsal.offer_step(task, loader.subset, loader.rows(0, step), step, again=True)
+        with fitting(self.run.checkpoints.progress_path):
+            self.rehearsal.restore_notes(None if resumed is None else resumed.notes)
+        held = self.rehearsal.held()
+        if held is not None:
+            loader.replay_from(held)
 
     def _step(self, work: PhaseWork, spec: BatchSpec) -> None:
         """Train on one batch. This only queues work on the device, so that it can be recorded from outside."""
@@ -272,18 +334,26 @@ class Loop:
     def _end_epoch(self, task: Experience, epoch: int, work: PhaseWork, bar: Bar) -> None:
         """Read, check and log the mean loss; this is the only time an epoch that a value is read back."""
         self.method.end_epoch(work.task)
-        mean = float(self.loss) / work.loader.steps
-        if not math.isfinite(mean):
-            raise DualPromptError(
-                f"the loss of task {task.index + 1}, epoch {epoch + 1} is not finite; lower train.lr "
-                "(and rates of the method's own, as head_lr) or set train.clip"
-            )
-        self.loss.zero_()
+        mean = self._mean_loss(work.loader.steps, f"of task {task.index + 1}, epoch {epoch + 1}")
+        self._log_loss(task, epoch, mean, bar, {} if work.number == 0 else {"phase": work.phase.name})
+        self.standing.move(epoch=epoch + 1, step=0)
+
+    def _log_loss(self, task: Experience, epoch: int, mean: float, bar: Bar, extra: Mapping[str, str] = EMPTY) -> None:
+        """Tell and log the mean loss of an epoch, or of what is left of it."""
         bar.remark(Loss(mean))
         if self.writes:
-            extra = {} if work.number == 0 else {"phase": work.phase.name}
             self.run.log(event="epoch", task=task.index + 1, epoch=epoch + 1, loss=mean, **extra)
-        self.standing.move(epoch=epoch + 1, step=0)
+
+    def _mean_loss(self, steps: int, place: str) -> float:
+        """Return the mean of the losses summed over so many steps, and begin anew; `place` says which they are."""
+        mean = float(self.loss) / steps
+        if not math.isfinite(mean):
+            raise DualPromptError(
+                f"the loss {place} is not finite; lower train.lr (and rates of the method's own, as head_lr) or set "
+                "train.clip"
+            )
+        self.loss.zero_()
+        return mean
 
     def _evaluate(self, task: Experience, trained: Trained) -> None:
         """Evaluate all seen tasks, where they have images for it, log their scores, and save."""
@@ -308,19 +378,10 @@ class Loop:
         if self.stop.asked:  # during the evaluation
             raise self.stop.error()
 
-    def _work(self, task: Experience, work: PhaseWork, alone: bool) -> Work:
-        """Return what is told of a phase, and how much of it was done earlier."""
-        position, images = self.standing.position, len(work.loader.subset)
-        return Work(
-            "training",
-            total=images * work.epochs,
-            unit="img",
-            done=position.epoch * images + position.step * work.loader.size,
-            name=task.name,
-            task=task.index + 1,
-            tasks=self.setup.stream.experiences[-1].index + 1,
-            phase=None if alone else work.phase.name,
-        )
+    def _work(self, task: Experience, images: int, done: int, phase: str | None = None) -> told.Work:
+        """Return what is told of training: how many images there are to come, and how many came earlier."""
+        tasks = self.setup.stream.experiences[-1].index + 1
+        return told.Work("training", images, "img", done, task.name, task.index + 1, tasks, phase)
 
     def finish(self) -> dict[str, Any]:
         """Return the final numbers, writing them where that has not been done."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,6 +91,18 @@ def make_optimiser(
         )
     kind = torch.optim.AdamW if config.weight_decay and config.decay == "decoupled" else torch.optim.Adam
     return kind(groups, betas=config.betas, weight_decay=config.weight_decay, fused=on_gpu, capturable=on_gpu)
+
+
+def carry_over(before: Mapping[str, Optimizer], after: Mapping[str, Optimizer]) -> None:
+    """Give optimisers the state of those before them, by the names of parameters, of which there may be more now."""
+    for own, optimiser in after.items():
+        known = {name: before[own].state[parameter] for name, parameter in _named(before[own])}
+        optimiser.state.update({parameter: known[name] for name, parameter in _named(optimiser) if known.get(name)})
+
+
+def _named(optimiser: Optimizer) -> Iterator[tuple[str, nn.Parameter]]:
+    for group in optimiser.param_groups:
+        yield from zip(group["param_names"], group["params"], strict=True)
 
 
 def set_rates(optimiser: Optimizer, config: TrainConfig, done: float, cycles: int = 1, epochs: int = 1) -> None:

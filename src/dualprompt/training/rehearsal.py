@@ -12,7 +12,7 @@ from torch import Tensor
 from dualprompt.data.stream import Experience, Subset, union
 from dualprompt.derived import predicting
 from dualprompt.methods.base import Batch, Method
-from dualprompt.training.buffer import Buffer, part
+from dualprompt.methods.buffer import Buffer, part
 from dualprompt.training.feed import Feed
 
 
@@ -39,11 +39,26 @@ class Rehearsal:
         """Return whether images of the task are offered with the step that first trains on them."""
         return self.buffer is not None and (self.buffer.plan.fill == "step" or not task.border)
 
-    def offer_step(self, task: Experience, subset: Subset, rows: Tensor, step: int) -> Subset:
-        """Let the buffer choose from the images of a step; return what it holds then."""
+    def offer_step(self, task: Experience, subset: Subset, rows: Tensor, step: int, again: bool = False) -> Subset:
+        """Let the buffer choose from the images of a step; return what it holds then.
+
+        Who goes on with a run offers `again` what was offered before. What was noted then is restored, not asked.
+        """
         assert self.buffer is not None
-        self.buffer.offer(part(subset, rows), task.index, step=step)
+        note = None
+        if self.buffer.plan.notes:
+            note = (lambda images: torch.zeros(len(images), 0)) if again else partial(self._ask, self.method.note)
+        self.buffer.offer(part(subset, rows), task.index, note, step=step)
         return self.buffer.as_subset()
+
+    def notes(self, task: Experience) -> Tensor | None:
+        """Return what was noted of the images held, where it changes from step to step."""
+        return self.buffer.as_subset().notes if self.buffer is not None and self.by_step(task) else None
+
+    def restore_notes(self, notes: Tensor | None) -> None:
+        """Take over what was noted, after all that was offered has been offered again."""
+        if self.buffer is not None and notes is not None:
+            self.buffer.restore_notes(notes)
 
     def offer(self, task: Experience, moment: Literal["before", "after"]) -> None:
         """Let the buffer choose from the task's images, if this is the moment that its plan names."""

@@ -11,10 +11,11 @@ from dualprompt.backbones.passes import Passes, counted
 from dualprompt.data.stream import Experience
 from dualprompt.derived import predicting
 from dualprompt.errors import one_line
-from dualprompt.metrics import summarise
+from dualprompt.metrics import anytime, summarise
 from dualprompt.run.checkpoint import Position
 from dualprompt.run.folder import Run
 from dualprompt.run.measures import UNKNOWN, of_file
+from dualprompt.training.arrivals import Portion
 from dualprompt.training.evaluate import Score, matches
 from dualprompt.training.setup import Setup
 
@@ -46,6 +47,12 @@ def task_line(
     }
 
 
+def anytime_line(portion: Portion, score: Score, loss: float | None) -> dict[str, Any]:
+    """Return the log's line of an evaluation on the way; `loss` is the mean since the one before, of gradient steps."""
+    line = {"event": "anytime", "images": portion.stop, "classes": portion.seen, "accuracy": score.accuracy}
+    return line if loss is None else line | {"loss": loss}
+
+
 def final_result(setup: Setup, position: Position, buffer: dict[str, int] | None, run: Run) -> dict[str, Any]:
     """Return the final numbers of a `run` that stands behind its last task, with those of its rehearsal buffer."""
     config, method = setup.config, setup.method
@@ -70,6 +77,7 @@ def final_result(setup: Setup, position: Position, buffer: dict[str, int] | None
         "seconds": run.seconds(),
         "queries": _queries(setup),
         "buffer": buffer,
+        **(anytime(position.curve, position.accuracy) if setup.stream.online else {}),
         "skipped_images": len(setup.stream.bad),
         "run_dir": one_line(str(run.folder)),
     }

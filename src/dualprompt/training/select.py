@@ -9,9 +9,9 @@ import torch
 
 from dualprompt.data.stream import Experience, Subset, union
 from dualprompt.methods.base import Batch, Method, Phase, TaskView
+from dualprompt.methods.buffer import part
 from dualprompt.progress import Work
 from dualprompt.seeds import derive
-from dualprompt.training.buffer import part
 from dualprompt.training.feed import Feed
 
 
@@ -43,15 +43,16 @@ def task_view(
         generator=torch.Generator().manual_seed(derive(feed.config.seed, "begin", task.index)),
         queries=partial(feed.features, task.train),
         targets=task.train.labels.to(feed.fabric.device),
-        batches=partial(_batches, method, feed, task.train),
-        reserved=partial(_batches, method, feed, reserved),
-        held_out=partial(_batches, method, feed, held_out),
+        batches=partial(batches_of, method, feed, task.train),
+        reserved=partial(batches_of, method, feed, reserved),
+        held_out=partial(batches_of, method, feed, held_out),
         apart=None if held_out is None else torch.isin(task.train.indices, held_out.indices),
-        judged=partial(_batches, method, feed, shown),
+        judged=partial(batches_of, method, feed, shown),
     )
 
 
-def _batches(method: Method, feed: Feed, subset: Subset | None) -> Iterator[Batch]:
+def batches_of(method: Method, feed: Feed, subset: Subset | None) -> Iterator[Batch]:
+    """Yield the images of a subset in the test view, on the device; none of none."""
     if subset is None or not len(subset):
         return
     with feed.progress.bar(Work("features", len(subset), "img")) as bar:

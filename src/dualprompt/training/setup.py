@@ -11,7 +11,7 @@ from dualprompt.backbones import weights
 from dualprompt.backbones.base import BackboneFactory
 from dualprompt.backbones.weights import CheckpointInfo
 from dualprompt.config import RunConfig
-from dualprompt.data.stream import Stream, Subset, build_stream
+from dualprompt.data.stream import Stream, Subset, build_stream, drawn_by_run
 from dualprompt.data.views import View
 from dualprompt.errors import DualPromptError
 from dualprompt.features import tables_of
@@ -61,6 +61,7 @@ def prepare(config: RunConfig, progress: Progress = SILENT, share: Setup | None 
     """
     options = method_config(config.method)
     if share is not None and _alike(config, share.config):
+        refuse_misfits(config, share.stream)
         refuse_single_classes(options, share.stream)
         method = METHODS[options.name](options, share.backbones)
         method.accept(kind_of(share.stream))
@@ -71,6 +72,7 @@ def prepare(config: RunConfig, progress: Progress = SILENT, share: Setup | None 
     info = checkpoint.info
     view = view_of(config, info)
     stream = build_stream(config.benchmark, config.seed, view.store, progress)
+    refuse_misfits(config, stream)
     refuse_single_classes(options, stream)
     method.accept(kind_of(stream))
     fabric = share.fabric if share is not None else launch(config)
@@ -83,7 +85,7 @@ def prepare(config: RunConfig, progress: Progress = SILENT, share: Setup | None 
 
 def kind_of(stream: Stream) -> StreamKind:
     """Return what a method is told of a stream before it begins."""
-    return StreamKind(stream.returns, stream.bordered)
+    return StreamKind(stream.returns or stream.online, stream.bordered, stream.online)
 
 
 def view_of(config: RunConfig, info: CheckpointInfo) -> View:
@@ -124,6 +126,24 @@ def _worth_compiling(config: RunConfig, method: Method, common: Setup) -> bool:
     return 2 * images * method.backbone.operations / 400e12 > 600  # seconds at what an H200 reaches
 
 
+def refuse_misfits(config: RunConfig, stream: Stream) -> None:
+    """Refuse values that an online stream cannot have, or only one can have."""
+    kind, every = config.benchmark.stream, config.benchmark.evaluate_every
+    if not stream.online:
+        given = {"benchmark.evaluate_every": every is not None, "train.updates": config.train.updates > 1}
+        for key in (key for key, value in given.items() if value):
+            raise DualPromptError(f"{key} is for online streams, and '{kind}' is none; leave it out")
+        return
+    if config.train.epochs != 1:
+        raise DualPromptError(
+            f"train.epochs is {config.train.epochs}, but stream '{kind}' brings each image once; set train.epochs: 1 "
+            "(train.updates: N trains on each batch N times when it comes)"
+        )
+    images = sum(len(each.train) for each in stream.experiences)
+    if every is not None and every > images:
+        raise DualPromptError(f"benchmark.evaluate_every is {every}, but the stream has {images} images; set it lower")
+
+
 def refuse_single_classes(options: MethodConfig, stream: Stream) -> None:
     """Refuse tasks that teach nothing: among the classes of one task, a single one is always right."""
     for task in stream.experiences:
@@ -136,8 +156,7 @@ def refuse_single_classes(options: MethodConfig, stream: Stream) -> None:
 
 def _alike(one: RunConfig, other: RunConfig) -> bool:
     """Return whether two runs see the same images through the same backbone."""
-    seed_matters = one.benchmark.class_order == "shuffled" and one.benchmark.class_order_seed is None
-    seed_matters = seed_matters or weights.drawn(one.backbone.name)
+    seed_matters = drawn_by_run(one.benchmark) or weights.drawn(one.backbone.name)
     same_order = not seed_matters or one.seed == other.seed
     same_view = one.evaluate == other.evaluate and all(
         getattr(one.train, each) == getattr(other.train, each) for each in ("augment", "rotation", "jitter")

@@ -24,6 +24,7 @@ from dualprompt.run.checkpoint import (
     restore_optimisers,
 )
 from dualprompt.run.folder import Run
+from dualprompt.training.arrivals import Portion
 from dualprompt.training.evaluate import Score
 from dualprompt.training.rehearsal import Rehearsal
 from dualprompt.training.setup import Setup
@@ -55,16 +56,20 @@ class Standing:
         """Return the losses of the current epoch, summed, as a resumed run finds them."""
         return (self._resumed.loss if self._resumed else torch.zeros(())).to(self.device)
 
-    def restore_method(self) -> Work | None:
-        """Give the method back what a phase had trained when the run was stopped inside it; return that, if it was."""
+    def restore_method(self, begun: bool = True) -> Work | None:
+        """Give the method back what a phase had trained when the run was stopped inside it; return that, if it was.
+
+        `begun` says that the method has been told of the task again, and so has chosen what trains.
+        """
         resumed, self._resumed = self._resumed, None
         if resumed is None:
             return None
         trained = {name for name, parameter in self.method.named_parameters() if parameter.requires_grad}
         with fitting(self.run.checkpoints.progress_path):
             self.method.load_state(of_method(self._before) | self._on_device(resumed.method))
-        for name, parameter in self.method.named_parameters():
-            parameter.requires_grad_(name in trained)
+        if begun:
+            for name, parameter in self.method.named_parameters():
+                parameter.requires_grad_(name in trained)
         return resumed
 
     def restore_optimisers(self, optimisers: Mapping[str, Optimizer], resumed: Work | None) -> None:
@@ -87,18 +92,23 @@ class Standing:
         """Note what learning has taken."""
         self.position = replace(self.position, spent=self.position.spent + passes)
 
+    def note_anytime(self, portion: Portion, score: Score) -> None:
+        """Add an evaluation on the way to the curve of an online stream."""
+        point = portion.stop, portion.seen, score.accuracy
+        self.position = replace(self.position, curve=[*self.position.curve, point])
+
     def save_is_due(self, epoch_ends: bool) -> bool:
         """Return whether to save: now and then, and at an epoch's end unless that was done a moment ago."""
         return time.monotonic() - self.saved_at >= self.every / (10 if epoch_ends else 1)
 
-    def save(self, optimisers: Mapping[str, Optimizer], loss: Tensor) -> None:
+    def save(self, optimisers: Mapping[str, Optimizer], loss: Tensor, notes: Tensor | None = None) -> None:
         """Keep the work in progress."""
         self.saved_at = time.monotonic()
         if not self.writes:
             return
         self.position = replace(self.position, log_bytes=self.run.log_bytes())
         # The buffer changes in a way that the run repeats when it is resumed: it is offered the same images.
-        self.run.checkpoints.save_progress(self.position, self.method.state(), self._before, optimisers, loss)
+        self.run.checkpoints.save_progress(self.position, self.method.state(), self._before, optimisers, loss, notes)
 
     def save_task(self, task: Experience, scores: Sequence[Score]) -> None:
         """Keep a task that is learned and evaluated, and stand before the next."""
@@ -109,6 +119,7 @@ class Standing:
             matching=[*self.position.matching, [s.matching for s in scores if s.matching is not None]],
             confusion=[score.selected for score in scores if score.selected is not None],
             spent=self.position.spent,
+            curve=self.position.curve,
         )
         state = self._state()
         if self.writes:

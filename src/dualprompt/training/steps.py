@@ -19,8 +19,8 @@ import torch
 from torch.compiler import config as compiler_config
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from dualprompt.data.specs import Spec
 from dualprompt.files import cache_root
-from dualprompt.training.batch import Spec
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric

@@ -89,6 +89,7 @@ class ImageSpec(Spec):
     rows: Tensor | None = None  # (batch,) where the images stand among all that are passed through
     noted: Tensor | None = None  # of images from the buffer: what was kept with them
     noise: Tensor | None = None  # uniform random numbers
+    together: Tensor | None = None  # labels of the whole minibatch, where processes share it
 
 
 @dataclass(frozen=True, eq=False)

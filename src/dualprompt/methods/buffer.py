@@ -124,6 +124,13 @@ class Buffer:
         images = Images.concat([before.images.select(old), fresh.images.select(fresh.indices)])
         self._hold(images, labels[kept], notes, reserved[kept])
 
+    def restore_notes(self, notes: Tensor) -> None:
+        """Replace what was noted of all images held."""
+        held = self._subset
+        if len(notes) != len(held):
+            raise ValueError(f"there are notes of {len(notes)} images, but {len(held)} are held")
+        self._hold(held.images, held.labels, notes, self._is_reserved)
+
     def state(self) -> dict[str, Tensor]:
         """Return all that the next offer and the next draw depend on, by name."""
         held = self._subset
