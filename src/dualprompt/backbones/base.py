@@ -138,6 +138,10 @@ class LowRank:
         """Return ΔW x for tokens (batch, length, inputs)."""
         return self.scale * _each(_each(x, self.down), self.up)
 
+    def weight(self) -> Tensor:
+        """Return ΔW itself, (batch or 1, outputs, inputs), in fp32."""
+        return self.scale * (self.up.float() @ self.down.float())
+
 
 @dataclass(frozen=True)
 class Adapter:
@@ -184,6 +188,12 @@ class LayerPrompt:
         """Return the change of one of the layer's linear maps, if there is one."""
         return self.deltas.get(linear) if self.deltas else None
 
+    @property
+    def mergeable(self) -> bool:
+        """Whether it is nothing but changes of weights that are the same for every image."""
+        others = self.prefix is not None or self.tokens is not None or self.adapter is not None
+        return not others and all(len(delta.down) == 1 for delta in (self.deltas or {}).values())
+
 
 Prompts = Mapping[int, LayerPrompt]
 """Layer number, counted from 1 as in the paper, to what that layer receives."""
@@ -218,6 +228,13 @@ class PromptableBackbone(Backbone):
 
         They are those of the class token, or the mean of those of the tokens that the prompts have added. With the
         patches, (batch, 2 dim), the mean of the patches' comes second.
+        """
+
+    @abstractmethod
+    def merged(self, changes: Prompts) -> Self:
+        """Return a frozen copy that has the low-rank changes in its weights: as fast as itself, at its memory.
+
+        They must be the same for every image; of prompts and adapters, which no weight can hold, there may be none.
         """
 
     def features(self, images: Tensor) -> Tensor:

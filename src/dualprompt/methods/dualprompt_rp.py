@@ -90,7 +90,7 @@ class DualPromptRP(Experts[DualPromptRPConfig]):
         if task.index == 0:
             self.by_shared.draw(generator_for(task, "task head"))
             self.by_own.draw(generator_for(task, "class head"))
-        self.begin_training_head(task)
+        self.training_head.begin_task(task)
 
     @torch.no_grad()
     def end_task(self, task: TaskView) -> None:
@@ -100,7 +100,7 @@ class DualPromptRP(Experts[DualPromptRPConfig]):
         shared, own = self.bank.shared_prompts(self.shared_prompt), self.bank.training_prompts()
         by_shared, by_own = self.read_all(task, shared, own)
         self._include(task, by_shared, by_own)
-        self.end_training()
+        self.training_head.end_task()
         self._note_classes()
 
     @property

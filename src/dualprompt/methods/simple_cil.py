@@ -1,4 +1,4 @@
-"""SimpleCIL (Zhou et al., 2023): each class is the mean of its frozen features."""
+"""SimpleCIL (Zhou et al., 2023): each class is the mean of its features, frozen or adapted by the first task."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from dualprompt.methods.statistics import RunningMeans, class_means, precise
 
 
 class SimpleCILConfig(ClosedFormConfig):
-    """Options of `simple-cil`: there is nothing to choose."""
+    """Options of `simple-cil`: there is nothing to choose but a first session."""
 
     name: str = "simple-cil"
 
 
 @METHODS.register("simple-cil")
 class SimpleCIL(ClosedForm[SimpleCILConfig]):
-    """A cosine classifier whose rows are class means; nothing is trained."""
+    """A cosine classifier whose rows are class means; none of them is trained."""
 
     summary = "class means of frozen features, compared by cosine; no training"
     grid: ClassVar[Grid] = {}
@@ -38,14 +38,14 @@ class SimpleCIL(ClosedForm[SimpleCILConfig]):
             self.means = RunningMeans(self.backbone.dim)
 
     def features(self, batch: Batch) -> Tensor:
-        """Return the normalised frozen features, so that the head's products are cosines."""
+        """Return the normalised features, so that the head's products are cosines."""
         return F.normalize(super().features(batch).float(), dim=1)
 
     @torch.no_grad()
     def end_task(self, task: TaskView) -> None:
         """Set the rows of the task's classes."""
-        queries = precise(task.queries())
-        means = class_means(queries, task.places.to(queries.device), len(task.labels))
+        features = precise(self.read_all(task))
+        means = class_means(features, task.places.to(features.device), len(task.labels))
         if self.means is None:
             rows = [*list(self.head.weight)[:-1], F.normalize(means, dim=1)]
         else:
