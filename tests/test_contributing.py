@@ -23,14 +23,14 @@ ALWAYS = ("--checkpoint.every_seconds", 0)  # a checkpoint a step
 @pytest.fixture
 def lora(tmp_path: Path) -> Iterator[None]:
     """LoRA, installed as a distribution of its own."""
-    source = pasted('METHODS.register("lora")')
+    source = pasted('METHODS.register("lora-qv")')
     assert len(source.splitlines()) < 80
     write_distribution(
         tmp_path / "site",
-        "dualprompt-lora",
-        {"dualprompt_lora": source},
+        "dualprompt-lora-qv",
+        {"dualprompt_lora_qv": source},
         "dualprompt.methods",
-        "lora = dualprompt_lora",
+        "lora-qv = dualprompt_lora_qv",
     )
     with installed(tmp_path / "site", METHODS):
         yield
@@ -51,7 +51,7 @@ def test_a_method_of_one_file_runs(world: World, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("lora")
 def test_lora_trains_dies_and_comes_to_the_same_end(world: World, tmp_path: Path) -> None:
-    command = ("run", world.preset, "--method", "lora", "--method.rank", 2, "--no-baseline", *ALWAYS, "--out")
+    command = ("run", world.preset, "--method", "lora-qv", "--method.rank", 2, "--no-baseline", *ALWAYS, "--out")
     whole, out, log = tmp_path / "whole", tmp_path / "run", tmp_path / "log"
     done = call(*command, whole)
     assert done.code == 0, done.err
@@ -74,7 +74,7 @@ def test_lora_trains_dies_and_comes_to_the_same_end(world: World, tmp_path: Path
 
 @pytest.mark.usefixtures("lora")
 def test_lora_is_a_learners_method(world: World, tmp_path: Path) -> None:
-    learner = ContinualLearner(str(world.weights), "lora", device="cpu")
+    learner = ContinualLearner(str(world.weights), "lora-qv", device="cpu")
     for name, classes in (("first", ("ash", "birch")), ("second", ("cedar", "elm"))):
         learner.learn({label: pictures(world, label) for label in classes}, name, epochs=3)
     state = learner._model.state

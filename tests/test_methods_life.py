@@ -23,6 +23,14 @@ from dualprompt.training.setup import Setup, prepare
 from sandbox import NETWORKS, VIT, World, call, remains, start
 
 SMALL: dict[str, dict[str, Any]] = {
+    "aper": {"bottleneck": 4, "first_factor": 1},
+    "ease": {"bottleneck": 4},
+    "hide-prompt": {"e_layers": [1, 2], "e_length": 2, "align_epochs": 2, "align_samples": 8, "centroids": 3},
+    "inflora": {"rank": 3},
+    "lae": {"layers": [1, 2], "rank": 3, "decay": 0.9},
+    "lora": {"rank": 3},
+    "sd-lora": {"rank": 3},
+    "slca": {"align_epochs": 2, "align_samples": 8},
     "coda-prompt": {"layers": [1, 2], "components": 2, "length": 2},
     "dualprompt": {"g_layers": [1], "e_layers": [2, 3], "g_length": 2, "e_length": 3, "align_steps": 20},
     "klda": {"projection": 40},
@@ -63,6 +71,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "method.first_factor": 2,
         },
     ),
+    "lda, first session": ("lda", {"method.first_session": "prompts", "method.prompt_length": 2}),
+    "ranpac, LoRA": ("ranpac", {"method.first_session": "lora", "method.rank": 3, "method.first_factor": 1}),
+    "inflora, merged": ("inflora", {"method.merge": True}),
     "dualprompt, ridge": ("dualprompt", {"method.head": "ridge"}),
     "dualprompt, Gaussians": ("dualprompt", {"method.head": "gaussian"}),
     "dualprompt, several keys": ("dualprompt", {"method.matching": "keys"}),
@@ -106,7 +117,15 @@ KEPT: dict[str, Callable[[int], int]] = {  # numbers kept besides what is traine
     "ridge": lambda _: packed(DIM + 1) + (DIM + 1) * CLASSES,
     "ranpac": lambda _: DIM * 40 + packed(40) + 40 * CLASSES,
     "ranpac, patches too": lambda _: 2 * DIM * 40 + packed(40) + 40 * CLASSES,
-    "ranpac, first session": lambda _: DIM * 40 + packed(40) + 40 * CLASSES,
+    **dict.fromkeys(("ranpac, first session", "ranpac, LoRA"), lambda _: DIM * 40 + packed(40) + 40 * CLASSES),
+    "lda, first session": lambda _: CLASSES * DIM + DIM * (DIM + 1) // 2 + 1,
+    # Prototypes of the first task's classes under one adapter, of the second's under two.
+    "ease": lambda _: (3 * 1 + 3 * 2) * DIM,
+    # Three centroids and as many deviations of each class, of both kinds of features.
+    "hide-prompt": lambda _: 2 * CLASSES * 3 * 2 * DIM,
+    "lae": lambda _: 2 * (2 * 3 * DIM + 2 * DIM * 3),  # as much as is trained, in two layers
+    # Rows before the alignment, means and roots.
+    **dict.fromkeys(("slca", "slca, frozen"), lambda _: CLASSES * (DIM + 1 + DIM + packed(DIM))),
 }
 
 
@@ -160,7 +179,9 @@ def check_result(variant: str, name: str, run: Run) -> None:
     result, state = run.result(), run.checkpoints.after_task(TASKS - 1)
     assert [len(row) for row in result["accuracy_matrix"]] == [1, 2]
     parameters = result["parameters"]
-    if name != "rpsnet":  # which keeps statistics of BatchNorms, a few more with every module that a path has drawn
+    # RPSNet keeps statistics of BatchNorms, a few more with every module that a path has drawn; InfLoRA directions of
+    # old inputs, as many as these have.
+    if name not in ("inflora", "rpsnet"):
         assert parameters["kept"]["count"] == KEPT.get(variant, lambda _: 0)(parameters["trained"])
     held = of_buffer(state)
     if name not in REHEARSE:

@@ -167,7 +167,10 @@ class Adapter:
 def _each(x: Tensor, weight: Tensor) -> Tensor:
     """Map tokens (batch, length, inputs) by (batch or 1, outputs, inputs) weights."""
     weight = weight.to(x.dtype)
-    return F.linear(x, weight[0]) if weight.shape[0] == 1 else x @ weight.mT
+    if weight.shape[0] > 1:
+        return x @ weight.mT
+    # As one matrix: given three dimensions, PyTorch chooses the kernel, and so the last bits, by what requires a gradient.
+    return F.linear(x.flatten(0, 1), weight[0]).unflatten(0, x.shape[:2])
 
 
 def _shifted(x: Tensor, bias: Tensor | None) -> Tensor:

@@ -16,7 +16,6 @@ from typing_extensions import TypeVar
 from dualprompt.backbones.base import BackboneSource, Prompts
 from dualprompt.config import LONGEST, WIDEST
 from dualprompt.methods.base import Batch, Defaults, MethodConfig, Phase, TaskView, below, numbered
-from dualprompt.methods.first_session import SESSION_DEFAULTS
 from dualprompt.methods.heads import GrowingHead, TrainingHead
 from dualprompt.methods.prompted import Prompted
 from dualprompt.methods.ridge import Ridge
@@ -95,7 +94,7 @@ E = TypeVar("E", bound=ExpertsConfig, covariant=True, default=ExpertsConfig)
 class Experts(Prompted[E]):
     """A prompt bank without keys, whose prompts are trained with a linear head that only training needs."""
 
-    defaults: ClassVar[Defaults] = SESSION_DEFAULTS
+    defaults: ClassVar[Defaults] = {"train": {"lr": 0.01, "lr_scale": "none", "schedule": "cosine"}}
     bank: PromptBank
 
     def __init__(self, config: E, backbone: BackboneSource, prompted: bool = True) -> None:

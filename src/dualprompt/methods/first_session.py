@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -16,11 +16,9 @@ from typing_extensions import TypeVar
 
 from dualprompt.backbones.base import BackboneSource
 from dualprompt.methods.adaptation import Adaptation, AdaptationConfig, Kind, make_adaptation
-from dualprompt.methods.base import Batch, Defaults, Phase, StreamKind, TaskView, below
+from dualprompt.methods.base import Batch, Phase, StreamKind, TaskView, below
 from dualprompt.methods.heads import TrainingHead
 from dualprompt.methods.prompted import Prompted
-
-SESSION_DEFAULTS: Defaults = {"train": {"lr": 0.01, "lr_scale": "none", "schedule": "cosine"}}
 
 
 class FirstSessionConfig(AdaptationConfig):
@@ -33,13 +31,18 @@ class FirstSessionConfig(AdaptationConfig):
         default=4, ge=1, le=1000, description="the first task trains so many times the recipe's epochs"
     )
     session_lr: float = Field(
-        default=0.001, gt=0, description="learning rate of a first session's lora or adapter; its prompts have train.lr"
+        default=0.01, gt=0, description="learning rate of the first session; lora and adapters have a tenth of it"
     )
 
+    @property
+    def session(self) -> Phase:
+        """The first session: a phase with a rate of its own, for no recipe was made with one in mind."""
+        return Phase(epochs_factor=self.first_factor, lr=self.session_lr, recipe={"schedule": "cosine"})
+
     def own_lr(self, name: str) -> float | None:
-        """Return the learning rate of a parameter where it is not train.lr."""
-        mine = self.first_session in ("lora", "adapter") and name.startswith("adaptation.")
-        return self.session_lr if mine else None
+        """Return the learning rate of a parameter where it is not the session's."""
+        slower = self.first_session in ("lora", "adapter") and name.startswith("adaptation.")
+        return self.session_lr / 10 if slower else None
 
 
 S = TypeVar("S", bound=FirstSessionConfig, covariant=True, default=FirstSessionConfig)
@@ -49,12 +52,12 @@ class FirstSession(Prompted[S]):
     """Features of the frozen backbone, or of one that the first task has adapted."""
 
     needs_borders = "the first session ends at a border"
-    defaults: ClassVar[Defaults] = SESSION_DEFAULTS
-    adaptation: Adaptation | None = None
+    adaptation: Adaptation | None
     training_head: TrainingHead
 
     def __init__(self, config: S, backbone: BackboneSource) -> None:
         super().__init__(config, backbone)
+        self.adaptation = None
         if config.first_session != "none":
             self.adaptation = make_adaptation(config.first_session, self.backbone, config)
             self.shared_layers = min(self.adaptation.at) - 1
@@ -81,7 +84,7 @@ class FirstSession(Prompted[S]):
     def phases(self, task: TaskView) -> Sequence[Phase]:
         """Return one for the first session, if there is one; a single class teaches nothing."""
         trains = self.adaptation is not None and task.index == 0 and len(task.labels) > 1
-        return (Phase(epochs_factor=self.config.first_factor),) if trains else ()
+        return (self.config.session,) if trains else ()
 
     def begin_task(self, task: TaskView) -> None:
         """Add rows to the head; draw what adapts and the classifier that trains it (first task)."""
@@ -92,7 +95,7 @@ class FirstSession(Prompted[S]):
             self.training_head.begin_task(task)
 
     def own_lr(self, name: str) -> float | None:
-        """What is adapted has a rate of its own, unless it is prompts."""
+        """LoRA and adapters have a rate of their own."""
         return self.config.own_lr(name)
 
     def adapted(self, tokens: Tensor) -> Tensor:

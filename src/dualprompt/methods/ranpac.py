@@ -70,8 +70,9 @@ class RanPAC(Experts[RanPACConfig]):
         return not self.uses_frozen
 
     def phases(self, task: TaskView) -> Sequence[Phase]:
-        """Return one for the first session, if there is one; else there are no gradient steps."""
-        return super().phases(task) if self.adapts and task.index == 0 else ()
+        """Return one for the first session, if there is one; its prompts have the recipe's rate."""
+        found = super().phases(task) if self.adapts and task.index == 0 else ()
+        return found if self.adaptation is None or not found else (self.config.session,)
 
     def begin_task(self, task: TaskView) -> None:
         """Draw the projection and what adapts (first task)."""

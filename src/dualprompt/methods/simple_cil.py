@@ -7,10 +7,12 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from typing_extensions import TypeVar
 
 from dualprompt.backbones.base import BackboneSource
 from dualprompt.methods.base import METHODS, Batch, Grid, StreamKind, TaskView, below
 from dualprompt.methods.closed_form import ClosedForm, ClosedFormConfig
+from dualprompt.methods.heads import CosineTrainingHead, GrowingHead, TrainingHead
 from dualprompt.methods.statistics import RunningMeans, class_means, precise
 
 
@@ -20,22 +22,36 @@ class SimpleCILConfig(ClosedFormConfig):
     name: str = "simple-cil"
 
 
+C = TypeVar("C", bound=SimpleCILConfig, covariant=True, default=SimpleCILConfig)
+
+
 @METHODS.register("simple-cil")
-class SimpleCIL(ClosedForm[SimpleCILConfig]):
+class SimpleCIL(ClosedForm[C]):
     """A cosine classifier whose rows are class means; none of them is trained."""
 
+    Config = SimpleCILConfig
     summary = "class means of frozen features, compared by cosine; no training"
     grid: ClassVar[Grid] = {}
 
-    def __init__(self, config: SimpleCILConfig, backbone: BackboneSource) -> None:
+    def __init__(self, config: C, backbone: BackboneSource) -> None:
         super().__init__(config, backbone)
+        self.head = GrowingHead(self.width)
         self.means: RunningMeans | None = None  # where labels come back: a row has lost its length
 
     def accept(self, kind: StreamKind) -> None:
         """Keep the means themselves where labels come back."""
         super().accept(kind)
         if kind.returns:
-            self.means = RunningMeans(self.backbone.dim)
+            self.means = RunningMeans(self.width)
+
+    @property
+    def width(self) -> int:
+        """Return the numbers in a feature."""
+        return self.backbone.dim
+
+    def new_training_head(self) -> TrainingHead:
+        """Return a cosine classifier, which a first session is trained with as images are then classified."""
+        return CosineTrainingHead(self.backbone.dim)
 
     def features(self, batch: Batch) -> Tensor:
         """Return the normalised features, so that the head's products are cosines."""
