@@ -169,7 +169,7 @@ def _each(x: Tensor, weight: Tensor) -> Tensor:
     weight = weight.to(x.dtype)
     if weight.shape[0] > 1:
         return x @ weight.mT
-    # As one matrix: given three dimensions, PyTorch chooses the kernel, and so the last bits, by what requires a gradient.
+    # As one matrix: for three dimensions PyTorch chooses a kernel, and so the last bits, by what requires a gradient.
     return F.linear(x.flatten(0, 1), weight[0]).unflatten(0, x.shape[:2])
 
 
