@@ -13,6 +13,7 @@ import torch
 
 from dualprompt.config import RunConfig, compose, parse
 from dualprompt.methods.base import METHODS, Method, method_config
+from dualprompt.methods.first_session import FirstSessionConfig
 from dualprompt.run.checkpoint import of_buffer, of_method
 from dualprompt.run.folder import Run
 from dualprompt.run.identity import config_digest
@@ -259,18 +260,25 @@ def check_commands(out: Path, result: dict[str, Any], pictures: bool) -> None:
     assert f"{result['average_accuracy']:.2f}" in shown.out
 
 
-def test_the_page_names_every_method_and_its_defaults() -> None:
-    page = (Path(__file__).parent.parent / "docs" / "methods.md").read_text()
-    described, optional = page.split("## Options")
+def test_the_pages_name_every_method_and_its_defaults() -> None:
+    docs = Path(__file__).parent.parent / "docs"
+    pages = [path.read_text().partition("## Options") for path in (docs / "methods.md", *docs.glob("methods/*.md"))]
+    described, optional = ("".join(page[part] for page in pages) for part in (0, 2))
+    rows = optional.splitlines()
+    # Options of a first session are told once for all that may have one.
+    session = next(line for line in rows if line.startswith("| first session |"))
     for name in METHODS.names():
         assert described.count(f"| `{name}` |") == 1
-        fields = METHODS[name].Config.model_fields
+        kind = METHODS[name].Config
+        fields = kind.model_fields
         begins = f"| `{name}` | {fields['training_logits'].default} |"
-        row = next(line for line in optional.splitlines() if line.startswith(begins))
+        own = next(line for line in rows if line.startswith(begins))
         for option, field in fields.items():
             if option in ("name", "training_logits", "train_backbone", "buffer_size"):
                 continue
-            assert f"`{option}`" in row, option
+            shared = issubclass(kind, FirstSessionConfig) and option in FirstSessionConfig.model_fields
+            row = own if f"`{option}`" in own or not shared else session
+            assert f"`{option}`" in row, (name, option)
             value = field.default
             if value is not None:
                 shown = ",".join(map(str, value)) if isinstance(value, tuple) else json.dumps(value).strip('"')
