@@ -34,6 +34,8 @@ from sandbox import NETWORKS, World, call, remains, start
 
 CLASSES = ("circle", "cross", "square")
 REFUSE = {
+    "ease": "a class has one prototype in each adapter's features",
+    "hide-prompt": "it finds an image's task by its class",
     "bic": "it corrects the logits of new classes",
     "dualprompt-rp": "it finds an image's task by its class",
     "dynaer": "a task's backbone learns to tell its new classes",
@@ -41,6 +43,13 @@ REFUSE = {
     "supsup": "a mask holds the classes of one task",
 }
 SMALL: dict[str, dict[str, Any]] = {
+    "aper": {"bottleneck": 4, "first_factor": 1},
+    "hide-prompt": {"e_layers": [1, 2]},
+    "inflora": {"rank": 3},
+    "lae": {"layers": [1, 2], "rank": 3},
+    "lora": {"rank": 3},
+    "sd-lora": {"rank": 3},
+    "slca": {"align_epochs": 2, "align_samples": 8},
     "coda-prompt": {"layers": [1, 2], "components": 2, "length": 2},
     "dualprompt": {"g_layers": [1], "e_layers": [2, 3], "g_length": 2, "e_length": 3, "align_steps": 20},
     "dualprompt-pool": {"g_layers": [1], "e_layers": [2, 3], "g_length": 2, "e_length": 3, "pool_size": 3},
@@ -240,7 +249,7 @@ def make(name: str, **options: Any) -> Method:
 @pytest.mark.parametrize("name", METHODS.names())
 def test_who_needs_borders_says_so(name: str) -> None:
     takes = {
-        *("frozen-head", "ft-seq", "ft++", "er", "simple-cil", "ridge", "lda", "klda", "l2p", "ranpac"),
+        *("frozen-head", "ft-seq", "ft++", "er", "simple-cil", "ridge", "lda", "klda", "l2p", "lora", "ranpac"),
         *("coda-prompt", "der++", "dualprompt-pool", "single-prompt"),
     }
     if name in takes:
@@ -251,7 +260,13 @@ def test_who_needs_borders_says_so(name: str) -> None:
     make(name).accept(StreamKind())
 
 
-@pytest.mark.parametrize(("name", "options"), [("l2p", {"pool": "by_task"}), ("ranpac", {"first_session": "prompts"})])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("l2p", {"pool": "by_task"}),
+        *((name, {"first_session": "lora"}) for name in ("simple-cil", "lda", "klda", "ridge", "ranpac")),
+    ],
+)
 def test_an_option_may_need_borders(name: str, options: dict[str, Any]) -> None:
     with pytest.raises(DualPromptError, match="without known borders"):
         make(name, **options).accept(StreamKind(bordered=False))

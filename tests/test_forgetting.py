@@ -67,10 +67,16 @@ def after(name: str, tasks: int, **options: Any) -> Method:
     return method
 
 
-# What a task adds that is not its own: components whose sum every image gets; corrections that rehearsal methods, which
-# no learner has, never forget.
+# What a task adds that is not its own: components or changes whose sum every image gets; corrections that rehearsal
+# methods, which no learner has, never forget.
 GROW = ("dynaer", "rpsnet", "supsup")  # networks, not states; no learner has them
-EVERYBODYS = {"coda-prompt": ("prompt", "key", "attention"), "bic": ("correction",)}
+LOW_RANK = ("adaptation.down", "adaptation.up")
+EVERYBODYS = {
+    "coda-prompt": ("prompt", "key", "attention"),
+    "bic": ("correction",),
+    "inflora": LOW_RANK,
+    "sd-lora": (*LOW_RANK, "magnitude"),
+}
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from helpers import SIDE, backbone_for, batch_of, random_images, seeded, subset_
 from sandbox import World, pictures
 
 # They answer from what a task's end solved for.
-SOLVED = {"dualprompt-lda", "dualprompt-rp", "klda", "lda", "ranpac", "ridge", "simple-cil"}
+SOLVED = {"aper", "dualprompt-lda", "dualprompt-rp", "ease", "klda", "lda", "ranpac", "ridge", "simple-cil"}
 
 
 def make(name: str) -> Method:

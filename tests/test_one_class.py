@@ -20,6 +20,9 @@ from sandbox import NETWORKS, World
 
 PROMPTS = {"g_layers": [1], "e_layers": [2, 3], "g_length": 2, "e_length": 3}
 SMALL: dict[str, dict[str, Any]] = {
+    "hide-prompt": {"e_layers": [2, 3], "e_length": 3, "align_epochs": 2},
+    "lae": {"layers": [1, 2]},
+    "slca": {"align_epochs": 2},
     "coda-prompt": {"layers": [1, 2], "components": 2, "length": 2},
     "dualprompt": PROMPTS | {"align_steps": 20},
     "dualprompt-rp": PROMPTS | {"projection": 40},
@@ -37,6 +40,7 @@ REMEDIES: dict[str, tuple[dict[str, Any], ...]] = {
     "dualprompt": ({"training_logits": "unmasked"}, {"head": "gaussian"}, {"head": "ridge"}),
     "ewc": ({"training_logits": "unmasked"},),
     "frozen-head": ({"training_logits": "unmasked"},),
+    **{name: ({"training_logits": "unmasked"},) for name in ("inflora", "lae", "lora", "sd-lora")},
     "ft++": (),
     "l2p": ({"training_logits": "unmasked"},),
     "lwf": ({"training_logits": "unmasked"},),

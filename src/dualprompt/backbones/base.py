@@ -141,6 +141,10 @@ class LowRank:
         """Return ΔW x for tokens (batch, length, inputs)."""
         return self.scale * _each(_each(x, self.down), self.up)
 
+    def weight(self) -> Tensor:
+        """Return ΔW itself, (batch or 1, outputs, inputs), in fp32."""
+        return self.scale * (self.up.float() @ self.down.float())
+
 
 @dataclass(frozen=True)
 class Adapter:
@@ -166,7 +170,10 @@ class Adapter:
 def _each(x: Tensor, weight: Tensor) -> Tensor:
     """Map tokens (batch, length, inputs) by (batch or 1, outputs, inputs) weights."""
     weight = weight.to(x.dtype)
-    return F.linear(x, weight[0]) if weight.shape[0] == 1 else x @ weight.mT
+    if weight.shape[0] > 1:
+        return x @ weight.mT
+    # As one matrix: for three dimensions PyTorch chooses a kernel, and so the last bits, by what requires a gradient.
+    return F.linear(x.flatten(0, 1), weight[0]).unflatten(0, x.shape[:2])
 
 
 def _shifted(x: Tensor, bias: Tensor | None) -> Tensor:
@@ -186,6 +193,12 @@ class LayerPrompt:
     def delta(self, linear: Linear) -> LowRank | None:
         """Return the change of one of the layer's linear maps, if there is one."""
         return self.deltas.get(linear) if self.deltas else None
+
+    @property
+    def mergeable(self) -> bool:
+        """Whether it is nothing but changes of weights that are the same for every image."""
+        others = self.prefix is not None or self.tokens is not None or self.adapter is not None
+        return not others and all(len(delta.down) == 1 for delta in (self.deltas or {}).values())
 
 
 Prompts = Mapping[int, LayerPrompt]
@@ -221,6 +234,13 @@ class PromptableBackbone(Backbone):
 
         They are those of the class token, or the mean of those of the tokens that the prompts have added. With the
         patches, (batch, 2 dim), the mean of the patches' comes second.
+        """
+
+    @abstractmethod
+    def merged(self, changes: Prompts) -> Self:
+        """Return a frozen copy that has the low-rank changes in its weights: as fast as itself, at its memory.
+
+        They must be the same for every image; of prompts and adapters, which no weight can hold, there may be none.
         """
 
     def features(self, images: Tensor) -> Tensor:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -143,6 +144,12 @@ class Block(nn.Module):
         self.mlp = Mlp(config)
         self.ls2 = LayerScale(config.dim) if config.layer_scale else nn.Identity()
 
+    def weight_of(self, linear: Linear) -> Tensor:
+        """Return the weight of one of the linear maps, as a view."""
+        if linear in ("q", "k", "v"):
+            return self.attn.qkv.weight.chunk(3)["qkv".index(linear)]
+        return {"proj": self.attn.proj, "fc1": self.mlp.fc1, "fc2": self.mlp.fc2}[linear].weight
+
     def forward(self, x: Tensor, prompt: LayerPrompt | None = None, only: int | None = None) -> Tensor:
         """Return the layer's output for all tokens, or for the one at position `only`."""
         kept = x if only is None else x[:, only : only + 1]
@@ -256,6 +263,20 @@ class VisionTransformer(PromptableBackbone):
         """
         run = compiled(VisionTransformer._rest) if self.compiled else VisionTransformer._rest
         return passed(self, run(self, x, layers, prompts, outputs), 1 - layers / self.depth)
+
+    @torch.no_grad()
+    def merged(self, changes: Prompts) -> Self:
+        """Return a frozen copy that has the low-rank changes in its weights; sums are made in fp32, then rounded."""
+        if not all(layer.mergeable for layer in changes.values()):
+            raise ValueError("only low-rank changes that all images share can be merged into weights")
+        own = copy.deepcopy(self).freeze()
+        for number, layer in changes.items():
+            for linear, delta in (layer.deltas or {}).items():
+                block = own.blocks[number - 1]
+                assert isinstance(block, Block)
+                weight = block.weight_of(linear)
+                weight.copy_(weight.float() + delta.weight()[0])
+        return own
 
     def _rest(self, x: Tensor, layers: int, prompts: Prompts | None, outputs: Outputs) -> Tensor:
         class_at = 0

@@ -6,32 +6,38 @@ from collections.abc import Sequence
 from typing import Literal
 
 from torch import Tensor
+from typing_extensions import TypeVar
 
-from dualprompt.methods.base import C, MethodConfig, Phase, TaskView
-from dualprompt.methods.frozen_head import FrozenHead
+from dualprompt.methods.base import TaskView
+from dualprompt.methods.first_session import FirstSession, FirstSessionConfig
 
 
-class ClosedFormConfig(MethodConfig):
-    """Options of methods without gradient steps. No logits are trained, so a task may have one class."""
+class ClosedFormConfig(FirstSessionConfig):
+    """Options of methods whose head is solved for. No logits of it are trained, so a task may have one class."""
 
     training_logits: Literal["masked", "unmasked"] = "unmasked"
 
     @property
     def learns_one_class(self) -> bool:
-        """Yes: nothing is told apart in training."""
+        """Yes: the head tells nothing apart in training."""
         return True
 
 
-class ClosedForm(FrozenHead[C]):
-    """A linear head on frozen features that is solved for at the end of each task.
+P = TypeVar("P", bound=ClosedFormConfig, covariant=True, default=ClosedFormConfig)
 
-    Sums and means do not care in which portions they are made, so borders do not matter.
+
+class ClosedForm(FirstSession[P]):
+    """A linear head on features that never change, solved for at the end of each task.
+
+    They are the frozen ones, or what the first session has made of them.
     """
 
-    def phases(self, task: TaskView) -> Sequence[Phase]:
-        """Return none: there are no gradient steps."""
-        return ()
+    def begin_task(self, task: TaskView) -> None:
+        """Add rows to the head, which no phase trains."""
+        super().begin_task(task)
+        self.head.requires_grad_(False)
 
     def set_head(self, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> None:
-        """Replace the rows of all classes, a tensor a task."""
+        """Replace the rows of all classes, a tensor a task; the session, if this was its task, is over."""
         self.head.restore([rows.float() for rows in weights], [rows.float() for rows in biases], train_old=False)
+        self.end_session()

@@ -71,6 +71,8 @@ class Phase:
     cut: bool = False  # leave every class as many images, drawn once for the phase, as the rarest has
     epochs: int | None = None  # None: as many as the recipe says
     epochs_factor: int = 1  # so many times as many
+    # The stretch of the recipe's epochs that it takes, where several phases share them: (0.0, 0.6), then (0.6, 1.0).
+    part: tuple[float, float] = (0.0, 1.0)
     cycles: int = 1  # cosines of the schedule, each twice as long as the one before (SGDR)
     lr: float | None = None  # learning rate; None: the recipe's
     replay: int = 0  # batches from the buffer that come with every step, as large as the step's
@@ -80,6 +82,11 @@ class Phase:
     recipe: Mapping[str, Any] = field(default_factory=dict)
     augment: Augment | None = None  # None: as the recipe says
     noise: int = 0  # uniform random numbers that come with each image, replayed ones too
+
+    def epochs_of(self, recipe: int) -> int:
+        """Return how many epochs it has where the recipe has so many; a part's edges are rounded down."""
+        first, last = (int(edge * recipe + 1e-9) for edge in self.part)
+        return self.epochs_factor * (self.epochs or last - first)
 
 
 @dataclass(frozen=True)

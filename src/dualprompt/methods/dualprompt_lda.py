@@ -31,8 +31,8 @@ from dualprompt.methods.base import (
     below,
     numbered,
 )
-from dualprompt.methods.contract import Trial, Verdicts, places
-from dualprompt.methods.heads import GrowingHead
+from dualprompt.methods.contract import Trial, Verdicts
+from dualprompt.methods.heads import GrowingHead, TrainingHead
 from dualprompt.methods.leave_one_out import (
     CHOICES,
     SHARPNESSES,
@@ -110,8 +110,7 @@ class DualPromptLDA(Prompted[DualPromptLDAConfig]):
         self.prompts = TensorList()  # a task's E-Prompt; empty: it has none
         self.own_weight, self.own_bias = TensorList(), TensorList()  # its head on prompted features
         self.training_prompt = nn.Parameter(torch.empty(0), requires_grad=False)
-        self.training_head = GrowingHead(dim)
-        self.places = nn.Buffer(torch.empty(0, dtype=torch.int64), persistent=False)  # of labels in that head
+        self.training_head = TrainingHead(dim)
 
     def _layers(self) -> tuple[int, ...]:
         depth = self.backbone.depth
@@ -159,16 +158,13 @@ class DualPromptLDA(Prompted[DualPromptLDAConfig]):
             device = self.training_prompt.device
             drawn = draw(self.e_shape, task.generator, self.config.init)
             self.training_prompt = nn.Parameter(drawn.to(device))
-            rows = range(len(task.labels))
-            self.training_head.restore([], [], train_old=False)
-            self.training_head.begin(rows, rows, train_old=False)
-            self.places = places(task.labels, len(task.seen)).to(device)
+            self.training_head.begin_task(task)
 
     def loss(self, batch: Batch) -> Tensor:
         """Return the mean cross-entropy over the task's own classes, of the prompted class token."""
         prompts = self._attached(self.training_prompt[None])
         features = self.backbone.rest(self.tokens(batch), self.shared_layers, prompts)
-        return F.cross_entropy(self.training_head.current(features), self.places[batch.labels])
+        return self.training_head.loss(features, batch.labels)
 
     def _attached(self, e_prompt: Tensor) -> Prompts:
         """`e_prompt` is (batch or 1, layers, parts, rows, dim)."""
@@ -197,7 +193,7 @@ class DualPromptLDA(Prompted[DualPromptLDAConfig]):
             trained = own is not None and self._prompts_win(precise(own), task)
             self._keep_own(precise(own) if own is not None and trained else None, task)
         self.training_prompt = nn.Parameter(self.training_prompt.new_empty(0), requires_grad=False)
-        self.training_head.restore([], [], train_old=False)
+        self.training_head.end_task()
         self.drop_derived()
 
     @torch.no_grad()
@@ -351,8 +347,7 @@ class DualPromptLDA(Prompted[DualPromptLDAConfig]):
         self.evidence.restore(below("evidence.", state))
         for name in ("prompts", "own_weight", "own_bias"):
             getattr(self, name).restore(numbered(state, name))
-        rows = numbered(state, "training_head.weight"), numbered(state, "training_head.bias")
-        self.training_head.restore(*rows, train_old=False)
+        self.training_head.restore_below("training_head", state)
         prompt = state["training_prompt"].to(self.freedom.device)
         self.training_prompt = nn.Parameter(prompt.clone(), requires_grad=self.training_prompt.requires_grad)
         self.drop_derived()

@@ -29,7 +29,6 @@ from dualprompt.methods.experts import SHARPNESS, Experts, ExpertsConfig, Projec
 from dualprompt.methods.heads import GrowingHead
 from dualprompt.methods.ownership import OfTask
 from dualprompt.methods.statistics import generator_for
-from dualprompt.prompts.bank import vote
 
 
 class DualPromptRPConfig(ExpertsConfig):
@@ -90,7 +89,7 @@ class DualPromptRP(Experts[DualPromptRPConfig]):
         if task.index == 0:
             self.by_shared.draw(generator_for(task, "task head"))
             self.by_own.draw(generator_for(task, "class head"))
-        self.begin_training_head(task)
+        self.training_head.begin_task(task)
 
     @torch.no_grad()
     def end_task(self, task: TaskView) -> None:
@@ -100,7 +99,7 @@ class DualPromptRP(Experts[DualPromptRPConfig]):
         shared, own = self.bank.shared_prompts(self.shared_prompt), self.bank.training_prompts()
         by_shared, by_own = self.read_all(task, shared, own)
         self._include(task, by_shared, by_own)
-        self.end_training()
+        self.training_head.end_task()
         self._note_classes()
 
     @property
@@ -144,19 +143,11 @@ class DualPromptRP(Experts[DualPromptRPConfig]):
         tokens = self.tokens(batch)
         shared = self.read(tokens, self.bank.shared_prompts(self.shared_prompt))
         of_tasks = self.task_head.predict(self.by_shared.expand(shared))
-        selected = self._select(selection or self.config.selection, batch, of_tasks)
+        selected = self.selected_task(selection or self.config.selection, batch, self.task_of[of_tasks.argmax(dim=1)])
         own = self.read(tokens, self.bank.prompts_for(selected, tokens.dtype))
         logits = self.config.own_share * self.head.predict(self.by_own.expand(own))
         logits[:, self.row_of] += (1 - self.config.own_share) * of_tasks
         return Prediction(logits, selected)
-
-    def _select(self, selection: Selection, batch: Batch, scores: Tensor) -> Tensor:
-        if selection == "oracle":
-            if batch.task is None:
-                raise ValueError("selection 'oracle' needs the true task of each image")
-            return batch.task
-        selected = self.task_of[scores.argmax(dim=1)]
-        return vote(selected) if selection == "batch_vote" else selected
 
     def additional(self) -> int:
         """Return the number of prompt parameters, and of the head that finds the task."""

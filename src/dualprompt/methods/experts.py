@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field, field_validator
 from torch import Tensor, nn
 from typing_extensions import TypeVar
@@ -17,8 +16,7 @@ from typing_extensions import TypeVar
 from dualprompt.backbones.base import BackboneSource, Prompts
 from dualprompt.config import LONGEST, WIDEST
 from dualprompt.methods.base import Batch, Defaults, MethodConfig, Phase, TaskView, below, numbered
-from dualprompt.methods.contract import places
-from dualprompt.methods.heads import GrowingHead
+from dualprompt.methods.heads import GrowingHead, TrainingHead
 from dualprompt.methods.prompted import Prompted
 from dualprompt.methods.ridge import Ridge
 from dualprompt.prompts.attach import PrefixAt, Prompting
@@ -119,9 +117,8 @@ class Experts(Prompted[E]):
         self.bank.requires_grad_(False)  # a task begins by saying what trains
         self.shared_layers = min((*g_layers, *e_layers), default=1) - 1
         self.head = GrowingHead(config.projection)  # of all classes
-        self.training_head = GrowingHead(dim)  # of the classes whose prompts are being trained
+        self.training_head = TrainingHead(dim)  # of the classes whose prompts are being trained
         self.width = dim if config.reads == "class" else 2 * dim  # of what the projection reads
-        self.places = nn.Buffer(torch.empty(0, dtype=torch.int64), persistent=False)  # of labels in that head
 
     @property
     def uses_frozen(self) -> bool:
@@ -142,21 +139,14 @@ class Experts(Prompted[E]):
         self.bank.e_prompt[-1].requires_grad_(self.bank.e_prompt[-1].numel() > 0)
         self.bank.g_prompt.requires_grad_(task.index == 0 and self.bank.g_prompt.numel() > 0)
 
-    def begin_training_head(self, task: TaskView) -> None:
-        """Begin anew, at zero, with the classifier that trains the task's prompts."""
-        self.training_head.restore([], [], train_old=False)
-        rows = range(len(task.labels))
-        self.training_head.begin(rows, rows, train_old=False)
-        self.places = places(task.labels, len(task.seen)).to(self.places.device)
-
-    def end_training(self) -> None:
-        """Drop the classifier that only training needs."""
-        self.training_head.restore([], [], train_old=False)
+    def training_prompts(self) -> Prompts | None:
+        """Return what the layers receive while a task is learned."""
+        return self.bank.training_prompts()
 
     def loss(self, batch: Batch) -> Tensor:
         """Return the mean cross-entropy over the task's own classes, of the prompted class token."""
-        features = self.backbone.rest(self.tokens(batch), self.shared_layers, self.bank.training_prompts())
-        return F.cross_entropy(self.training_head.current(features), self.places[batch.labels])
+        features = self.backbone.rest(self.tokens(batch), self.shared_layers, self.training_prompts())
+        return self.training_head.loss(features, batch.labels)
 
     def read(self, tokens: Tensor, prompts: Prompts | None) -> Tensor:
         """Return the features that the projection reads, (batch, width)."""
@@ -177,8 +167,7 @@ class Experts(Prompted[E]):
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Take over prompts and heads."""
         settle(self.head, numbered(state, "head.weight"))
-        rows = numbered(state, "training_head.weight"), numbered(state, "training_head.bias")
-        self.training_head.restore(*rows, train_old=False)
+        self.training_head.restore_below("training_head", state)
         self.bank.g_prompt.data.copy_(state["bank.g_prompt"])
         trains = bool(self.bank.tasks) and self.bank.e_prompt[-1].requires_grad
         self.bank.restore(numbered(state, "bank.e_prompt"), [])

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dualprompt.derived import Deriving
+from dualprompt.methods.base import TaskView, numbered
 from dualprompt.methods.contract import places
 
 
@@ -109,6 +110,67 @@ class GrowingHead(Deriving):
 
     def _joined(self) -> tuple[Tensor, Tensor]:
         return torch.cat(list(self.weight)), torch.cat(list(self.bias))
+
+
+class TrainingHead(GrowingHead):
+    """A classifier of one task's classes that only training needs: it begins anew with the task, and goes with it."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim)
+        self.places = nn.Buffer(torch.empty(0, dtype=torch.int64), persistent=False)  # of labels among its rows
+
+    def begin_task(self, task: TaskView) -> None:
+        """Begin anew, at zero, with a row for each of the task's labels."""
+        self.end_task()
+        rows = range(len(task.labels))
+        self.begin(rows, rows, train_old=False)
+        self.places = places(task.labels, len(task.seen)).to(self.places.device)
+
+    def loss(self, features: Tensor, labels: Tensor) -> Tensor:
+        """Return the mean cross-entropy over the task's own classes."""
+        return F.cross_entropy(self.current(features), self.places[labels])
+
+    def end_task(self) -> None:
+        """Drop all rows."""
+        self.restore([], [], train_old=False)
+
+    def restore_below(self, prefix: str, state: dict[str, Tensor]) -> None:
+        """Take over the rows of a checkpoint that was made within the task; of another it has none."""
+        self.restore(*(numbered(state, f"{prefix}.{part}") for part in ("weight", "bias")), train_old=False)
+
+
+class CosineTrainingHead(TrainingHead):
+    """The same with logits σ · cos(feature, row), as APER and EASE train; σ is learned, and has no state afterwards."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim)
+        self.sigma = nn.Parameter(torch.empty(0), requires_grad=False)
+
+    def begin_task(self, task: TaskView) -> None:
+        """Begin anew with rows from U(−1/√dim, 1/√dim), for zeros have no direction, and σ = 1."""
+        super().begin_task(task)
+        [rows] = self.weight
+        drawn = 2 * torch.rand(rows.shape, generator=task.generator) - 1
+        rows.data.copy_(drawn / self.dim**0.5)
+        self.bias.requires_grad_(False)
+        self.sigma = nn.Parameter(torch.ones(1, device=self.places.device))
+
+    def current(self, features: Tensor) -> Tensor:
+        """Return the logits of the task's labels."""
+        rows = torch.cat(list(self.weight))
+        return self.sigma * F.linear(F.normalize(features.float(), dim=1), F.normalize(rows, dim=1))
+
+    def end_task(self) -> None:
+        """Drop all rows, and σ."""
+        super().end_task()
+        self.sigma = nn.Parameter(torch.empty(0, device=self.places.device), requires_grad=False)
+
+    def restore_below(self, prefix: str, state: dict[str, Tensor]) -> None:
+        """Take over rows and σ."""
+        super().restore_below(prefix, state)
+        self.bias.requires_grad_(False)
+        sigma = state[f"{prefix}.sigma"].to(self.places.device, copy=True)
+        self.sigma = nn.Parameter(sigma, requires_grad=False)
 
 
 def _linear(features: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -66,7 +66,7 @@ class KLDA(LDA[KLDAConfig]):
     def draw_map(self, task: TaskView) -> None:
         """Draw Ω from N(0, 1/σ²) and b from U[0, 2π); the task's features say how far apart features are."""
         generator = generator_for(task, "fourier")
-        sigma = self.config.bandwidth * median_distance(task.queries(), generator)
+        sigma = self.config.bandwidth * median_distance(self.read_all(task), generator)
         self.frequencies.copy_(torch.randn(self.frequencies.shape, generator=generator) / sigma)
         self.phase.copy_(2 * math.pi * torch.rand(self.phase.shape, generator=generator))
 

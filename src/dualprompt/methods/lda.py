@@ -79,7 +79,7 @@ class LDA(ClosedForm[L]):
     @torch.no_grad()
     def more(self, task: TaskView) -> None:
         """Do the same: labels that come back move their means."""
-        self.discriminant.include_task(task, self.expand)
+        self.discriminant.include_features(self.read_all(task), task, self.expand)
         weight, bias = self.discriminant.solve()
         sizes = [len(means) for means in self.discriminant.means]
         self.set_head(weight.split(sizes), bias.split(sizes))

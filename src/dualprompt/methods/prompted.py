@@ -7,8 +7,9 @@ from torch import Tensor
 
 from dualprompt.backbones.base import BackboneSource, PromptableBackbone
 from dualprompt.errors import DualPromptError
-from dualprompt.methods.base import Batch, C
+from dualprompt.methods.base import Batch, C, Selection
 from dualprompt.methods.frozen_head import FrozenHead
+from dualprompt.prompts.bank import vote
 
 
 class Prompted(FrozenHead[C]):
@@ -30,6 +31,14 @@ class Prompted(FrozenHead[C]):
     def needs_prompts(self) -> bool:
         """Whether it gives prompts to the backbone, or looks at single tokens; else any backbone will do."""
         return True
+
+    def selected_task(self, selection: Selection, batch: Batch, found: Tensor) -> Tensor:
+        """Return the task whose prompts each image gets: that which was found, the one voted for, or the true one."""
+        if selection != "oracle":
+            return vote(found) if selection == "batch_vote" else found
+        if batch.task is None:
+            raise ValueError("selection 'oracle' needs the true task of each image")
+        return batch.task
 
     @torch.no_grad()
     def tokens(self, batch: Batch) -> Tensor:

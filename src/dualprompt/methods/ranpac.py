@@ -1,7 +1,7 @@
 """RanPAC (McDonnell et al., 2023): a random projection of features, and class prototypes by ridge regression.
 
-The original adapts the backbone in the first task before all else. With `first_session: prompts` so does this one, by
-prompts; without, the frozen features are those of every other method.
+The original adapts the backbone in the first task before all else. With `first_session` so does this one: by a G-Prompt
+and an E-Prompt, by LoRA or by adapters. Without, the frozen features are those of every other method.
 """
 
 from __future__ import annotations
@@ -15,20 +15,22 @@ from pydantic import Field
 from torch import Tensor
 
 from dualprompt.backbones.base import BackboneSource, Prompts
+from dualprompt.methods.adaptation import Adaptation, make_adaptation
 from dualprompt.methods.base import METHODS, Batch, Grid, Phase, Prediction, Selection, StreamKind, TaskView, below
 from dualprompt.methods.experts import SHARPNESS, Experts, ExpertsConfig, Projected, settle
+from dualprompt.methods.first_session import FirstSessionConfig
 from dualprompt.methods.ownership import OfTask
 from dualprompt.methods.statistics import generator_for
 
 
-class RanPACConfig(ExpertsConfig):
-    """Options of `ranpac`. Without a first session no logits are trained, so a task may have one class."""
+class RanPACConfig(ExpertsConfig, FirstSessionConfig):
+    """Options of `ranpac`. No logits of its head are trained, so a task may have one class.
+
+    Its prompts are of `g_layers` and `e_layers`; `layers` are those of LoRA or adapters.
+    """
 
     name: str = "ranpac"
     training_logits: Literal["masked", "unmasked"] = "unmasked"
-    first_session: Literal["none", "prompts"] = Field(
-        default="none", description="whether the first task trains prompts, which all tasks then share"
-    )
     strength: float | None = Field(default=None, gt=0, description="λ (default: chosen on a fifth of each task)")
 
 
@@ -36,13 +38,17 @@ class RanPACConfig(ExpertsConfig):
 class RanPAC(Experts[RanPACConfig]):
     """Ridge regression on randomly projected features: the order of tasks does not matter to its sums."""
 
-    summary = "random projection of frozen features and ridge regression; prompts from the first task as an option"
+    summary = "random projection of frozen or first-session features, and ridge regression"
     grid: ClassVar[Grid] = {"method.projection": (2000, 1000, 500, 4000)}
     of_task: ClassVar[OfTask] = {**Experts.of_task, "projected.ridge.sums": 1}
 
     def __init__(self, config: RanPACConfig, backbone: BackboneSource) -> None:
         super().__init__(config, backbone, prompted=config.first_session == "prompts")
         self.projected = Projected(self.width, config.projection)
+        self.adaptation: Adaptation | None = None
+        if config.first_session in ("lora", "adapter"):
+            self.adaptation = make_adaptation(config.first_session, self.backbone, config)
+            self.shared_layers = min(self.adaptation.at) - 1
 
     def accept(self, kind: StreamKind) -> None:
         """Without a first session, sums do not care in which portions they are made."""
@@ -50,8 +56,8 @@ class RanPAC(Experts[RanPACConfig]):
 
     @property
     def adapts(self) -> bool:
-        """Whether the first task trains prompts."""
-        return self.config.first_session == "prompts"
+        """Whether there is a first session."""
+        return self.config.first_session != "none"
 
     @property
     def uses_frozen(self) -> bool:
@@ -64,33 +70,46 @@ class RanPAC(Experts[RanPACConfig]):
         return not self.uses_frozen
 
     def phases(self, task: TaskView) -> Sequence[Phase]:
-        """Return one for the first session, if there is one; else there are no gradient steps."""
-        return super().phases(task) if self.adapts and task.index == 0 else ()
+        """Return one for the first session, if there is one; its prompts have the recipe's rate."""
+        found = super().phases(task) if self.adapts and task.index == 0 else ()
+        return found if self.adaptation is None or not found else (self.config.session,)
 
     def begin_task(self, task: TaskView) -> None:
-        """Draw prompts and projection (first task)."""
+        """Draw the projection and what adapts (first task)."""
         if task.index:
             self.bank.requires_grad_(False)
             return
         self.projected.draw(task.generator)
         self.add_expert(task)
+        if self.adaptation is not None:
+            self.adaptation.restore({})
+            self.adaptation.grow(task.generator)
         if self.adapts:
-            self.begin_training_head(task)
+            self.training_head.begin_task(task)
+
+    def own_lr(self, name: str) -> float | None:
+        """LoRA and adapters have a rate of their own."""
+        return self.config.own_lr(name)
 
     def features(self, batch: Batch) -> Tensor:
         """Return what the projection reads, (batch, width)."""
         if self.uses_frozen:
             return super().features(batch)
-        return self.read(self.tokens(batch), self._prompts())
+        return self.read(self.tokens(batch), self.training_prompts())
 
-    def _prompts(self) -> Prompts | None:
-        return self.bank.training_prompts() if self.adapts else None
+    def training_prompts(self) -> Prompts | None:
+        """Return what the layers receive, in the first session and ever after."""
+        if self.adaptation is not None:
+            return self.adaptation.layers()
+        return super().training_prompts() if self.adapts else None
 
     @torch.no_grad()
     def end_task(self, task: TaskView) -> None:
         """Add the task to the sums and solve for the head of all classes."""
         self._include(task, self.config.strength)
-        self.end_training()
+        self.training_head.end_task()
+        if self.adaptation is not None:
+            self.adaptation.requires_grad_(False)
 
     @property
     def takes_more(self) -> bool:
@@ -107,7 +126,7 @@ class RanPAC(Experts[RanPACConfig]):
         if self.uses_frozen:
             features = task.queries().float()
         else:
-            [features] = self.read_all(task, self._prompts())
+            [features] = self.read_all(task, self.training_prompts())
         solved = self.projected.ridge.add(features, task, strength, generator_for(task, "ridge"))
         settle(self.head, [SHARPNESS * rows for rows in solved])
 
@@ -117,7 +136,13 @@ class RanPAC(Experts[RanPACConfig]):
         self.check_selection(selection)
         return Prediction(self.head.predict(self.projected.expand(self.features(batch))))
 
+    def additional(self) -> int:
+        """Return the number of parameters that adapt."""
+        return super().additional() + (0 if self.adaptation is None else self.adaptation.count)
+
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Take over prompts, projection, sums and head."""
+        """Take over what adapts, projection, sums and head."""
         super().load_state(state)
+        if self.adaptation is not None:
+            self.adaptation.restore(below("adaptation.", state))
         self.projected.restore(below("projected.", state))

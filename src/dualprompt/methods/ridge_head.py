@@ -53,7 +53,7 @@ class RidgeHead(ClosedForm[RidgeHeadConfig]):
         self._include(task, self.config.strength or self.ridge.strength_of(rows))
 
     def _include(self, task: TaskView, strength: float | None) -> None:
-        solved = self.ridge.add(task.queries().float(), task, strength, generator_for(task, "ridge"))
+        solved = self.ridge.add(self.read_all(task).float(), task, strength, generator_for(task, "ridge"))
         self.set_head([rows[:, :-1] for rows in solved], [rows[:, -1] for rows in solved])
 
     def load_state(self, state: dict[str, Tensor]) -> None:

@@ -179,14 +179,10 @@ class Discriminant(nn.Module):
         """Count the samples of each label from now on, so that one may come back."""
         self.counts = TensorList()
 
-    def include_task(self, task: TaskView, expand: Callable[[Tensor], Tensor]) -> None:
-        """Take in a task's queries, each passed through `expand`; a label that comes back moves its mean."""
-        self.include_features(task.queries(), task, expand)
-
     def include_features(
         self, features: Tensor, task: TaskView, expand: Callable[[Tensor], Tensor] = _as_they_are
     ) -> None:
-        """Take in other features of a task's images than its queries."""
+        """Take in a task's features, each passed through `expand`; a label that comes back moves its mean."""
         places = task.places
         means, scatter = within_class(features, places, len(task.labels), expand)
         new = [place for place, label in enumerate(task.labels) if label in task.new_labels]

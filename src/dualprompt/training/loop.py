@@ -238,7 +238,7 @@ class Loop:
         if live and not (alone and phase.data == "task"):
             raise ValueError("a method whose buffer is filled by the step has one phase, on the task's images")
         loader = Loader(self.feed, subset, task.index, phase, number, held, self.method.uses_frozen, live)
-        epochs = phase.epochs_factor * (phase.epochs or self.config.train.epochs)
+        epochs = phase.epochs_of(self.config.train.epochs)
         self.standing.check_within(epochs, loader.steps)
 
         if live:
