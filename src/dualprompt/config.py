@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import re
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -36,6 +39,7 @@ class Record(BaseModel):
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 Percent = Annotated[float, Field(ge=-1e-6, le=100 + 1e-6)]  # which sums may miss by a little
 BUFFER_SIZE = "method.buffer_size"  # the option of every rehearsal method
+CLASS_ORDER = re.compile(r"fixed|shuffled|(pilot|coda)(?:-(\d{1,9}))?")
 
 
 class BenchmarkConfig(Strict):
@@ -51,8 +55,15 @@ class BenchmarkConfig(Strict):
         default=None,
         description="number of equal tasks, or class counts, or class names a task; None for a list",
     )
-    class_order: Literal["fixed", "shuffled"] = Field(default="fixed", description="as given, or shuffled by seed")
-    class_order_seed: int | None = Field(default=None, ge=0, description="seed of the shuffle (default: the run's)")
+    first: int | None = Field(
+        default=None, ge=1, description="classes of a task that comes before the equal ones: 50 for a B50 start"
+    )
+    class_order: str | list[int] | list[str] = Field(
+        default="fixed",
+        description="fixed, shuffled, pilot-SEED or coda-SEED (as those codes draw it), or all classes by their "
+        "numbers from 0 or their names",
+    )
+    class_order_seed: int | None = Field(default=None, ge=0, description="seed of the order (default: the run's)")
     validation: float = Field(default=0.0, ge=0, lt=1, description="share of each class's training images held out")
     evaluate_on: Literal["test", "validation"] = Field(default="test", description="split that evaluation reads")
     train_per_class: int | None = Field(default=None, ge=1, description="use only the first N training images a class")
@@ -66,7 +77,21 @@ class BenchmarkConfig(Strict):
             raise ValueError("a list of datasets is one task for each: leave benchmark.tasks empty")
         if self.evaluate_on == "validation" and self.validation == 0:
             raise ValueError("evaluate_on: validation needs benchmark.validation > 0")
+        if self.first is not None and not isinstance(self.tasks, int):
+            raise ValueError("benchmark.first goes with a number of equal tasks that follow: set benchmark.tasks too")
+        known = isinstance(self.class_order, list) or CLASS_ORDER.fullmatch(self.class_order)
+        if not known:
+            raise ValueError(
+                f"class_order is fixed, shuffled, pilot-SEED, coda-SEED or a list, not '{self.class_order}'"
+            )
+        if self.class_order_seed is not None and (known is True or known[2]):
+            raise ValueError("class_order says which order it is by itself: leave benchmark.class_order_seed empty")
         return self
+
+    @property
+    def order_follows_run(self) -> bool:
+        """Whether the run's seed decides the order of the classes."""
+        return self.class_order in ("shuffled", "pilot", "coda") and self.class_order_seed is None
 
 
 class BackboneConfig(Strict):
@@ -205,6 +230,11 @@ def load_preset(name: str) -> dict[str, Any]:
             raise DualPromptError(f"preset file {name} cannot be read as text ({reason(error)})") from None
     else:
         raise DualPromptError(f"unknown preset '{name}'; {nearest(name, preset_names())}; or the path of a .yaml file")
+    return copy.deepcopy(_preset(name, text))
+
+
+@functools.lru_cache(maxsize=64)  # a table composes a hundred runs from one text
+def _preset(name: str, text: str) -> dict[str, Any]:
     try:
         values = read_yaml(text)
     except ValueError as error:

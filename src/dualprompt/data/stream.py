@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -155,10 +157,38 @@ def names_of(config: BenchmarkConfig) -> list[str]:
 
 
 def order_of(config: BenchmarkConfig, seed: int) -> Callable[[int], np.ndarray]:
-    """Return what puts so many things in the benchmark's order: as they are, or shuffled by the seed."""
-    order_seed = seed if config.class_order_seed is None else config.class_order_seed
-    rng = np.random.default_rng(derive(order_seed, "class_order"))
-    return rng.permutation if config.class_order == "shuffled" else np.arange
+    """Return what puts so many things in the benchmark's order: as they are, drawn from a seed, or as it lists them."""
+    order, order_seed = config.class_order, seed if config.class_order_seed is None else config.class_order_seed
+    if isinstance(order, list):
+        return functools.partial(_as_listed, order)
+    kind, _, own = order.partition("-")
+    order_seed = int(own) if own else order_seed
+    # The orders of other codes come from the generators of these codes, which their seeds go into as they are.
+    if kind == "pilot":  # and PyCIL's: np.random.seed(seed), then np.random.permutation
+        if order_seed >= 2**32:
+            raise DualPromptError(
+                f"benchmark.class_order: NumPy's seeds lie below 2³², found {order_seed}; take another"
+            )
+        return np.random.RandomState(order_seed).permutation
+    if kind == "coda":  # CODA-Prompt's: seed 0 leaves the classes as they are
+        return functools.partial(_shuffled_by_python, order_seed)
+    return np.random.default_rng(derive(order_seed, "class_order")).permutation if kind == "shuffled" else np.arange
+
+
+def _as_listed(order: Sequence[int | str], count: int) -> np.ndarray:
+    if sorted(map(str, order)) != sorted(map(str, range(count))):
+        raise DualPromptError(
+            f"benchmark.class_order: a list has each number from 0 to {count - 1} once, or the name of each class; the "
+            f"{len(order)} entries found do not"
+        )
+    return np.array(order, dtype=np.int64)
+
+
+def _shuffled_by_python(seed: int, count: int) -> np.ndarray:
+    order = list(range(count))
+    if seed:
+        random.Random(seed).shuffle(order)
+    return np.array(order, dtype=np.int64)
 
 
 def whole(name: str, place: int, dataset: Dataset) -> Plan:
@@ -212,7 +242,7 @@ def _is_path(name: str) -> bool:
 
 def is_registered(name: str) -> bool:
     """Return whether a dataset of this name is known, so that it is not the path of a folder."""
-    return not _is_path(name) and name in DATASETS
+    return name in DATASETS
 
 
 def _check(plans: Sequence[Plan]) -> None:

@@ -188,7 +188,7 @@ class _Identities:
             self.weights[which] = weights.read(name, self.progress, config.seed).info
         info = self.weights[which]
         view = view_of(config, info)
-        seed = config.seed if order.class_order == "shuffled" and order.class_order_seed is None else 0
+        seed = config.seed if order.order_follows_run else 0
         key = digest([order.model_dump(mode="json"), seed, asdict(view.store)])
         if key not in self.images:
             self.images[key] = build_stream(order, config.seed, view.store, self.progress).fingerprint

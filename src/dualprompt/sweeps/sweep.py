@@ -31,7 +31,7 @@ BUDGET = 4
 BEYOND = 3  # tries beyond its grid that a method has at most, where its best is at the edge
 VALIDATION = 0.2
 # What a table's images depend on.
-REGIME = ("dataset", "tasks", "class_order", "train_per_class", "test_per_class", "test_share")
+REGIME = ("dataset", "tasks", "first", "class_order", "train_per_class", "test_per_class", "test_share")
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,7 @@ def final_result(setup: Setup, position: Position, buffer: dict[str, int] | None
         "recipe": config.train.recipe,
         "seed": config.seed,
         "tasks": [task.name for task in setup.stream.experiences],
+        "class_order": list(setup.stream.classes),
         **summarise(position.accuracy, matching[-1] if matching else None, images),
         "judged_images": images,
         "accuracy_matrix": position.accuracy,

@@ -134,8 +134,7 @@ def refuse_single_classes(options: MethodConfig, stream: Stream) -> None:
 
 def _alike(one: RunConfig, other: RunConfig) -> bool:
     """Return whether two runs see the same images through the same backbone."""
-    seed_matters = one.benchmark.class_order == "shuffled" and one.benchmark.class_order_seed is None
-    seed_matters = seed_matters or weights.drawn(one.backbone.name)
+    seed_matters = one.benchmark.order_follows_run or weights.drawn(one.backbone.name)
     same_order = not seed_matters or one.seed == other.seed
     same_view = one.evaluate == other.evaluate and all(
         getattr(one.train, each) == getattr(other.train, each) for each in ("augment", "rotation", "jitter")
