@@ -72,7 +72,8 @@ class Reader(ABC):
     licence: str
     remotes: tuple[Remote, ...] = ()
     by_hand: str = ""  # what to put where, for one that cannot be downloaded from here
-    seen: str = ""  # what of it ImageNet's labels tell a backbone beforehand; goes on with the dataset's name
+    seen: str = ""  # what of it ImageNet has too: goes on where the dataset's name ends
+    seen_pictures: bool = False  # whether its very pictures are ImageNet's
 
     def notice(self) -> str:
         """Return what must be said of whose pictures these are, where they come with the package."""

@@ -129,7 +129,7 @@ def build_stream(config: BenchmarkConfig, seed: int, store: Store, progress: Pro
 
     `config.stream` names who plans them (`data/streams`). The validation split is the same for every seed.
     """
-    config = _expanded(config)
+    config = expanded(config)
     root = Path(config.root).expanduser() if config.root else None
     datasets = [load_dataset(name, root, config.test_share) for name in names_of(config)]
     plans = STREAMS[config.stream](config, seed, datasets)
@@ -203,7 +203,7 @@ def place_of(number: int, plan: Plan) -> str:
     return f"{number} ('{plan.name}')" if plan.name else str(number)
 
 
-def _expanded(config: BenchmarkConfig) -> BenchmarkConfig:
+def expanded(config: BenchmarkConfig) -> BenchmarkConfig:
     """Return the config with groups of datasets replaced by their members, a task each."""
     if isinstance(config.dataset, str) and config.dataset not in GROUPS:
         return config

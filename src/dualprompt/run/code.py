@@ -41,7 +41,9 @@ APART = frozenset(
         "dualprompt.run.tracking",
         "dualprompt.training.group",
         "dualprompt.training.watch",
+        "dualprompt.backbones.hub",
         "dualprompt.backbones.known",
+        "dualprompt.backbones.overlap",
         "dualprompt.data.download",
         "dualprompt.data.gallery",
     }

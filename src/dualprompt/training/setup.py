@@ -9,6 +9,7 @@ import torch
 
 from dualprompt.backbones import weights
 from dualprompt.backbones.base import BackboneFactory
+from dualprompt.backbones.overlap import tell_overlaps
 from dualprompt.backbones.weights import CheckpointInfo
 from dualprompt.config import RunConfig
 from dualprompt.data.stream import Stream, Subset, build_stream
@@ -72,6 +73,7 @@ def prepare(config: RunConfig, progress: Progress = SILENT, share: Setup | None 
     stream = build_stream(config.benchmark, config.seed, view.store, progress)
     refuse_single_classes(options, stream)
     method.accept(kind_of(stream))
+    tell_overlaps(config, progress)
     fabric = share.fabric if share is not None else launch(config)
     dtype = compute_dtype(config, fabric.device)
     backbones.place(fabric.device, dtype)
@@ -134,8 +136,7 @@ def refuse_single_classes(options: MethodConfig, stream: Stream) -> None:
 
 def _alike(one: RunConfig, other: RunConfig) -> bool:
     """Return whether two runs see the same images through the same backbone."""
-    seed_matters = one.benchmark.order_follows_run or weights.drawn(one.backbone.name)
-    same_order = not seed_matters or one.seed == other.seed
+    same_order = one.seed == other.seed or not (one.benchmark.order_follows_run or weights.drawn(one.backbone.name))
     same_view = one.evaluate == other.evaluate and all(
         getattr(one.train, each) == getattr(other.train, each) for each in ("augment", "rotation", "jitter")
     )

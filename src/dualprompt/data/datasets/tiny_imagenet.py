@@ -18,6 +18,7 @@ class TinyImageNet(Reader):
     title = "Tiny-ImageNet: 100,000 and 10,000 photographs of 200 ImageNet classes, 64 × 64 pixels, 0.25 GB"
     licence = "as ImageNet: non-commercial research and education"
     seen = "has 200 classes of ImageNet-1k, in ImageNet's own pictures"
+    seen_pictures = True
     remotes = (
         Remote(
             urls=("http://cs231n.stanford.edu/tiny-imagenet-200.zip",),
