@@ -12,7 +12,7 @@ from dualprompt.errors import DualPromptError
 def add(commands: Commands) -> None:
     """Add these subcommands."""
     listing = commands.add("list", do_list, "list what there is")
-    listing.add_argument("what", choices=("methods", "benchmarks", "backbones", "presets", "runs"))
+    listing.add_argument("what", choices=("methods", "benchmarks", "backbones", "presets", "protocols", "runs"))
     listing.add_argument("folder", nargs="?", type=Path, help="of runs: where they lie (default: runs)")
 
     bench = commands.add("bench", do_bench, "measure speed against a straight-line twin and the machine's arithmetic")
@@ -33,14 +33,19 @@ def add(commands: Commands) -> None:
 
 
 def do_list(options: argparse.Namespace) -> None:
-    """List methods, benchmarks, backbones, presets or runs."""
+    """List methods, benchmarks, backbones, presets, protocols or runs."""
     from rich.table import Table
 
     from dualprompt.listing import LISTS, runs
 
     if options.folder is not None and options.what != "runs":
         raise DualPromptError(f"`list {options.what}` takes no folder; only `list runs` does")
-    rows = runs(options.folder or Path("runs")) if options.what == "runs" else LISTS[options.what]()
+    if options.what == "protocols":
+        from dualprompt.sweeps.protocols import listed
+
+        rows = listed()
+    else:
+        rows = runs(options.folder or Path("runs")) if options.what == "runs" else LISTS[options.what]()
 
     columns = [key for key in rows[0] if key != "notes"]  # which stand below the table, for they are long
     table = Table(*columns, title=options.what)
