@@ -134,6 +134,7 @@ def test_other_weights_run_but_are_marked(world: World, data: Path, tmp_path: Pa
     again = call(*command)
     assert "2 of 2 runs are in" in again.err
     assert "not comparable" in again.out
+    assert f"{means['difference']:+.2f}" not in again.out, "a difference that says nothing"
     lines = list(csv.DictReader(call(*command, "--format", "csv", "--stored").out.splitlines()))
     assert float(lines[1]["accuracy"]) == means["accuracy"]
 

@@ -68,14 +68,14 @@ KNOWN: dict[str, Known] = {
         Known("vit-s16-augreg-in21k", "ViT-S/16, AugReg", "timm/vit_small_patch16_224.augreg_in21k", IN21K, IN21K),
         Known(
             "vit-b16-augreg-in21k",
-            "ViT-B/16, AugReg: what PILOT and SLCA call IN21K",
+            "ViT-B/16, AugReg: what PILOT calls IN21K; SLCA's, EASE's, and RanPAC's on three sets",
             "timm/vit_base_patch16_224.augreg_in21k",
             IN21K,
             IN21K,
         ),
         Known(
             "vit-b16-augreg-in1k",
-            "ViT-B/16, AugReg, then tuned on ImageNet-1k: CODA-Prompt's, RanPAC's, and what PILOT calls IN1K",
+            "ViT-B/16, AugReg, then tuned on ImageNet-1k: what PILOT calls IN1K; CODA-Prompt's, and RanPAC's on six sets",
             "timm/vit_base_patch16_224.augreg_in21k_ft_in1k",
             BOTH,
             BOTH,
