@@ -145,7 +145,7 @@ def _place(name: str, setup: str, line: ProtocolLine, asked: Asked, data: Callab
     obstacles = [own.not_comparable] if own.not_comparable else []
     if asked.backbone is not None and not _same_weights(asked.backbone, backbone):
         obstacles.append(f"other weights ({Path(asked.backbone).name}) than the paper's ({backbone})")
-    changed = []
+    changed = [key for key in asked.changed if key != "benchmark.root"]
     obstacles += [f"changed: {', '.join(changed)}"] if changed else []
     config, not_run, details = None, None, ""
     try:
