@@ -308,6 +308,9 @@ def test_notmnist_names_an_absent_or_empty_letter(tmp_path: Path):
     assert "no .png" in message
 
 
+SPLIT = "imagenet-r split v1"
+
+
 def make_imagenet_r(root: Path, a_class: int = 5) -> list[str]:
     """Write 200 class folders of stand-ins (the reader lists files, it does not decode them)."""
     files = [f"n{10_000_000 + 37 * c}/art_{number}.jpg" for c in range(200) for number in range(a_class)]
@@ -336,12 +339,12 @@ def test_imagenet_r_split_follows_from_file_names(tmp_path: Path):
 
 def test_imagenet_r_split_is_pinned():
     """A change of the split would silently change every published number: it needs a new version."""
-    chosen = draw_test([f"n01443537/sketch_{number}.jpg" for number in range(10)])
+    chosen = draw_test([f"n01443537/sketch_{number}.jpg" for number in range(10)], SPLIT)
     assert chosen == {"n01443537/sketch_9.jpg", "n01443537/sketch_7.jpg"}
 
 
 def test_imagenet_r_test_split_is_a_fifth():
-    assert len(draw_test([f"n01443537/{number}.jpg" for number in range(30_000)])) == 6_000
+    assert len(draw_test([f"n01443537/{number}.jpg" for number in range(30_000)], SPLIT)) == 6_000
 
 
 @given(names=st.sets(st.text("abc019_", min_size=1), min_size=1, max_size=60), order=st.randoms())
@@ -349,8 +352,8 @@ def test_imagenet_r_split_ignores_the_order_of_the_list(names, order):
     files = [f"n01443537/{name}.jpg" for name in names]
     shuffled = files.copy()
     order.shuffle(shuffled)
-    assert draw_test(shuffled) == draw_test(files)
-    assert len(draw_test(files)) == round(len(files) / 5)
+    assert draw_test(shuffled, SPLIT) == draw_test(files, SPLIT)
+    assert len(draw_test(files, SPLIT)) == round(len(files) / 5)
 
 
 def test_imagenet_r_takes_unique_names_from_the_readme(tmp_path: Path):

@@ -246,7 +246,7 @@ def test_preprocessor_of_a_hugging_face_repository(preprocessor: dict, side: int
         ({"architecture": "x", "pretrained_cfg": {"mean": [0.5]}}, "mean"),
         ({"architecture": "x", "pretrained_cfg": {"std": [0.0, 1, 1]}}, "std"),
         ({"num_attention_heads": -1}, "num_attention_heads"),
-        ({"hidden_act": "quick_gelu"}, "quick_gelu"),
+        ({"hidden_act": "gelu_new"}, "gelu_new"),
     ],
 )
 def test_bad_config_is_named(config: dict, named: str, tmp_path: Path) -> None:
@@ -325,7 +325,8 @@ def test_listing_needs_no_torch() -> None:
     program = "import sys, dualprompt.backbones.known as it; sys.exit(not it.known() or 'torch' in sys.modules)"
     paths = {"PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ, **paths})
-    assert {"name", "title", "source", "licence", "needs_network", "notes"} == set(known()[0])
+    told = {"name", "title", "source", "images", "labels", "licence", "needs_network", "file", "notes"}
+    assert told == set(known()[0])
     assert [entry["name"] for entry in known() if not entry["needs_network"]] == [
         "embedded",
         "vit-b16-random",
@@ -436,7 +437,8 @@ def test_empty_tensor_is_refused_by_name(tmp_path: Path) -> None:
         ("blocks.0.attn.q_norm.weight", "surplus tensor 'blocks.0.attn.q_norm.weight'"),
         ("blocks.7.norm1.weight", "missing tensor 'blocks.3.norm1.weight'"),
         ("fc_norm.weight", "average of the patches"),
-        ("norm_pre.weight", "CLIP"),
+        ("norm_pre.weight", "missing tensor 'norm_pre.bias'"),
+        ("visual.ln_pre.weight", "a CLIP tower under OpenAI's names"),
         ("layers.0.blocks.0.attn.relative_position_bias_table", "Swin"),
         ("layer1.0.conv1.weight", "ResNet"),
     ],

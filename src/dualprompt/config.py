@@ -6,8 +6,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from dualprompt.benchmark import BenchmarkConfig
 from dualprompt.errors import DualPromptError, nearest
 from dualprompt.files import MOST_JSON, read_bytes, reason
 from dualprompt.recipe import LARGEST_BATCH, Strict, TrainConfig
@@ -36,57 +37,6 @@ class Record(BaseModel):
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 Percent = Annotated[float, Field(ge=-1e-6, le=100 + 1e-6)]  # which sums may miss by a little
 BUFFER_SIZE = "method.buffer_size"  # the option of every rehearsal method
-
-
-class BenchmarkConfig(Strict):
-    """Which images come in which order."""
-
-    name: str = Field(default="custom", description="what tables call the benchmark")
-    dataset: str | list[str] = Field(description="dataset name or image folder; a list is one task for each")
-    stream: str = Field(
-        default="class",
-        description="class: every task has new classes; domain: the same classes in every dataset; each image once, "
-        "without borders: online, i-blurry, si-blurry",
-    )
-    root: str | None = Field(default=None, description="folder that holds the datasets (default: $DUALPROMPT_DATA)")
-    tasks: int | list[int] | list[list[str]] | None = Field(
-        default=None,
-        description="number of equal tasks, or class counts, or class names a task; None for a list",
-    )
-    class_order: Literal["fixed", "shuffled"] = Field(default="fixed", description="as given, or shuffled by seed")
-    class_order_seed: int | None = Field(default=None, ge=0, description="seed of the shuffle (default: the run's)")
-    validation: float = Field(default=0.0, ge=0, lt=1, description="share of each class's training images held out")
-    evaluate_on: Literal["test", "validation"] = Field(default="test", description="split that evaluation reads")
-    train_per_class: int | None = Field(default=None, ge=1, description="use only the first N training images a class")
-    test_per_class: int | None = Field(default=None, ge=1, description="use only the first N test images a class")
-    test_share: float = Field(default=0.2, gt=0, lt=1, description="test share of a folder without train/ and test/")
-    skip_bad: bool = Field(default=False, description="leave out unreadable images (counted) instead of refusing")
-    shots: int | None = Field(default=None, ge=1, description="few-shot: training images a class, drawn by the seed")
-    shots_from: int = Field(default=1, ge=1, description="first task that has so few (2: the first keeps all)")
-    imbalance: float | None = Field(
-        default=None, ge=1, le=10**6, description="long-tailed: largest class / smallest, falling exponentially"
-    )
-    disjoint: float | None = Field(
-        default=None, ge=0, le=1, description="N of blurry streams: share of classes of a single task (default: 0.5)"
-    )
-    blur: float | None = Field(
-        default=None, ge=0, le=1, description="M of blurry streams: share of other classes' images that stray (0.1)"
-    )
-    evaluate_every: int | None = Field(
-        default=None, ge=1, description="of an online stream: images between two evaluations on all classes so far"
-    )
-
-    @model_validator(mode="after")
-    def _consistent(self) -> BenchmarkConfig:
-        if isinstance(self.dataset, list) and self.tasks is not None and self.stream in ("class", "domain"):
-            raise ValueError("a list of datasets is one task for each: leave benchmark.tasks empty")
-        if (self.disjoint, self.blur) != (None, None) and self.stream in ("class", "domain", "online"):
-            raise ValueError("disjoint and blur are for blurry streams: set benchmark.stream: si-blurry or i-blurry")
-        if self.shots is None and self.shots_from != 1:
-            raise ValueError("shots_from says where benchmark.shots begins: set that too")
-        if self.evaluate_on == "validation" and self.validation == 0:
-            raise ValueError("evaluate_on: validation needs benchmark.validation > 0")
-        return self
 
 
 class BackboneConfig(Strict):

@@ -32,13 +32,13 @@ def benchmarks() -> list[Entry]:
     from dualprompt.data.sources import DATASETS, GROUPS
 
     rows = [
-        {"name": name, "title": DATASETS[name].title, "licence": DATASETS[name].licence,
-         "download": bool(DATASETS[name].remotes)}
-        for name in DATASETS.names()
+        {"name": name, "title": reader.title, "licence": reader.licence, "download": bool(reader.remotes),
+         "beside ImageNet": reader.seen}
+        for name in DATASETS.names() if (reader := DATASETS[name])
     ]  # fmt: skip
     groups = [
         {"name": name, "title": " + ".join(parts), "licence": "as its parts",
-         "download": any(DATASETS[part].remotes for part in parts)}
+         "download": any(DATASETS[part].remotes for part in parts), "beside ImageNet": "as its parts"}
         for name, parts in GROUPS.items()
     ]  # fmt: skip
     folder = {
@@ -46,6 +46,7 @@ def benchmarks() -> list[Entry]:
         "title": "class folders of images, yours",
         "licence": "yours",
         "download": False,
+        "beside ImageNet": "",
     }
     return [*rows, *groups, folder]
 
@@ -55,8 +56,12 @@ def backbones() -> list[Entry]:
     from dualprompt.backbones.base import BACKBONES
     from dualprompt.backbones.known import Known, known
 
-    added = ((name, BACKBONES[name]) for name in BACKBONES.names())
-    return known() + [asdict(Known(name, kind.title, "drawn", kind.licence, False)) for name, kind in added]
+    rows = known()
+    for name in BACKBONES.names():
+        kind = BACKBONES[name]
+        rows.append(asdict(Known(name, kind.title, "drawn", licence=kind.licence, needs_network=False)))
+    first = ("name", "title", "images", "labels")  # what one chooses by
+    return [{key: row[key] for key in (*first, *(key for key in row if key not in first))} for row in rows]
 
 
 def presets() -> list[Entry]:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from dualprompt.backbones.base import Backbone, NamedBackbone
-from dualprompt.backbones.layouts import RESNET, SUPPORTED, Converted
+from dualprompt.backbones.facts import Facts
+from dualprompt.backbones.layouts import CLIP, RESNET, SUPPORTED, Converted
 from dualprompt.backbones.resnet import ResNet, ResNetConfig
 from dualprompt.backbones.vit import VisionTransformer, ViTConfig
 from dualprompt.errors import DualPromptError
@@ -37,12 +38,12 @@ def network(config: Architecture) -> Backbone:
     return VisionTransformer(config) if isinstance(config, ViTConfig) else ResNet(config)
 
 
-def infer(converted: Converted, heads: int | None, eps: float, where: str) -> ViTConfig | ResNetConfig:
-    """Read the architecture off the shapes; `heads` and `eps` are what the files say of a ViT's."""
+def infer(converted: Converted, facts: Facts, where: str) -> ViTConfig | ResNetConfig:
+    """Read the architecture off the shapes; heads, epsilon and activation of a ViT are what the files say."""
     for name, tensor in converted.tensors.items():
         if not tensor.numel():
             raise DualPromptError(f"{where}: tensor '{converted.sources[name]}' is empty; use an undamaged file")
-    return _resnet(converted, where) if converted.layout is RESNET else _vit(converted, heads, eps, where)
+    return _resnet(converted, where) if converted.layout is RESNET else _vit(converted, facts, where)
 
 
 def _resnet(converted: Converted, where: str) -> ResNetConfig:
@@ -92,12 +93,12 @@ def _whose(converted: Converted) -> str:
     return "" if converted.layout.title in ("timm", "torchvision") else " (timm's name)"
 
 
-def _vit(converted: Converted, heads: int | None, eps: float, where: str) -> ViTConfig:
+def _vit(converted: Converted, facts: Facts, where: str) -> ViTConfig:
     """Read off a ViT.
 
-    Attention heads do not show in them: `heads` is what the files say, and where they are silent it is the
-    usual dim / 64, or the 16 of the huge published ViTs. Where layers disagree on a size, the majority counts
-    and `verify` names the others.
+    What does not show is as the files say. Where they are silent, attention heads are the usual dim / 64, or the 16 of
+    the huge published ViTs, epsilon is timm's or CLIP's, and the activation GELU or, in Hugging Face's CLIP, its quick
+    form. Where layers disagree on a size, the majority counts and `verify` names the others.
     """
     tensors = converted.tensors
     for name, dimensions in (("patch_embed.proj.weight", 4), ("cls_token", 3), ("pos_embed", 3)):
@@ -120,21 +121,24 @@ def _vit(converted: Converted, heads: int | None, eps: float, where: str) -> ViT
             f"{where}: tensor '{converted.sources['pos_embed']}' holds {positions} positions, which are no "
             f"square of patches, with or without a class token; {SUPPORTED}"
         )
-    registers = tensors.get("reg_token")
+    registers, pre_norm = tensors.get("reg_token"), "norm_pre.weight" in tensors
     return ViTConfig(
         image_size=grid * patch,
         patch_size=patch,
         dim=dim,
         depth=len(numbers),
-        heads=_heads(dim, heads, where),
+        heads=_heads(dim, facts.heads, where),
         mlp_dim=mlp_dim,
         registers=0 if registers is None or registers.ndim != 3 else registers.shape[1],
         distilled=distilled,
         layer_scale=any(name.endswith(".ls1.gamma") for name in tensors),
         qkv_bias=any(name.endswith(".attn.qkv.bias") for name in tensors),
         positions_cover_prefix=special > 0,
+        pre_norm=pre_norm,
+        patch_bias=not pre_norm or "patch_embed.proj.bias" in tensors,  # CLIP has none
         mlp="swiglu" if _usual(tensors, "mlp.fc1.weight", 0, where) == 2 * mlp_dim else "gelu",
-        eps=eps,
+        gelu=facts.gelu or ("quick" if converted.layout is CLIP else "exact"),
+        eps=facts.eps or (1e-5 if pre_norm else 1e-6),
     )
 
 

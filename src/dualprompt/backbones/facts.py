@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from dualprompt.config import LARGEST_INPUT
 from dualprompt.errors import DualPromptError
@@ -23,7 +23,8 @@ class Facts:
     """What is written down; None where nothing is."""
 
     heads: int | None = None
-    eps: float = 1e-6
+    eps: float | None = None
+    gelu: Literal["exact", "quick"] | None = None
     input_size: int | None = None
     mean: Triple | None = None
     std: Triple | None = None
@@ -63,6 +64,7 @@ def _timm(config: Mapping[str, Any]) -> Facts:
     size = said.get("input_size")
     return Facts(
         heads=_positive(config.get("model_args") or {}, "num_heads"),
+        gelu="quick" if "quickgelu" in str(config.get("architecture")) else "exact",
         input_size=_side(size[-1]) if size else None,
         mean=_triple(said, "mean"),
         std=_triple(said, "std"),
@@ -72,12 +74,16 @@ def _timm(config: Mapping[str, Any]) -> Facts:
 
 
 def _hugging_face(config: Mapping[str, Any]) -> Facts:
-    activation = config.get("hidden_act", "gelu")
-    if activation != "gelu" and not config.get("use_swiglu_ffn"):
-        raise ValueError(f"hidden_act must be 'gelu', found {activation!r}")
+    clip = str(config.get("model_type")).startswith("clip")
+    if clip and isinstance(config.get("vision_config"), Mapping):  # beside that of the text
+        config = config["vision_config"]
+    activation = config.get("hidden_act", "quick_gelu" if clip else "gelu")
+    if activation not in ("gelu", "quick_gelu") and not config.get("use_swiglu_ffn"):
+        raise ValueError(f"hidden_act must be 'gelu' or 'quick_gelu', found {activation!r:.80}")
     return Facts(
         heads=_positive(config, "num_attention_heads"),
-        eps=_epsilon(config.get("layer_norm_eps", 1e-6)),
+        eps=_epsilon(config.get("layer_norm_eps", 1e-5 if clip else 1e-6)),
+        gelu="quick" if activation == "quick_gelu" else "exact",
         input_size=_side(config.get("image_size")),
     )
 
@@ -94,6 +100,7 @@ def _preprocessed(facts: Facts, preprocessor: Mapping[str, Any]) -> Facts:
     return Facts(
         heads=facts.heads,
         eps=facts.eps,
+        gelu=facts.gelu,
         input_size=facts.input_size if size is None else _side(size),
         mean=mean,
         std=std,

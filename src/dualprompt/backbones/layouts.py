@@ -12,8 +12,8 @@ from torch import Tensor
 from dualprompt.errors import DualPromptError
 
 SUPPORTED = (
-    "supported are plain Vision Transformers of timm, DeiT, DINO and DINOv2, Hugging Face's ViT, DeiT and "
-    "DINOv2, and Google's .npz, and plain ResNets of torchvision and timm"
+    "supported are plain Vision Transformers of timm, DeiT, DINO, DINOv2, iBOT and MoCo v3, Hugging Face's ViT, DeiT, "
+    "DINOv2 and CLIP, timm's CLIP, and Google's .npz, and plain ResNets of torchvision and timm"
 )
 
 
@@ -42,8 +42,12 @@ TIMM = Layout(
     names={"register_tokens": "reg_token"},
     layer=re.compile(r"blocks\.(?:\d+\.)?(\d+)\."),  # DINOv2 may put a chunk's number before the layer's
     parts={"mlp.w12": "mlp.fc1", "mlp.w3": "mlp.fc2"},
-    unused=("head.", "head_dist.", "pre_logits.", "mask_token", "dino_head.", "ibot_head."),
-)
+    # The last three are of iBOT, and of MoCo v3: its second encoder and the head on top of the first.
+    unused=(
+        "head.", "head_dist.", "pre_logits.", "mask_token", "dino_head.", "ibot_head.", "masked_embed",
+        "momentum_encoder.", "predictor.",
+    ),
+)  # fmt: skip
 HUGGING_FACE = Layout(
     title="Hugging Face",
     marker="embeddings.patch_embeddings.projection.weight",
@@ -87,6 +91,28 @@ HUGGING_FACE = Layout(
         "embeddings.mask_token",
     ),
 )
+CLIP = Layout(
+    title="Hugging Face's CLIP",
+    marker="embeddings.patch_embedding.weight",
+    names={
+        "embeddings.class_embedding": "cls_token",
+        "embeddings.patch_embedding": "patch_embed.proj",
+        "embeddings.position_embedding.weight": "pos_embed",
+        "pre_layrnorm": "norm_pre",  # their spelling
+        "post_layernorm": "norm",
+    },
+    layer=re.compile(r"encoder\.layers\.(\d+)\."),
+    parts={
+        "layer_norm1": "norm1",
+        "layer_norm2": "norm2",
+        "self_attn.q_proj": "attn.q",
+        "self_attn.k_proj": "attn.k",
+        "self_attn.v_proj": "attn.v",
+        "self_attn.out_proj": "attn.proj",
+    },
+    # The tower's feature is what comes before the projection, as for a linear probe.
+    unused=("text_model.", "text_projection.", "visual_projection.", "logit_scale", "embeddings.position_ids"),
+)
 GOOGLE = Layout(
     title="Google .npz",
     marker="Transformer.encoder_norm.weight",
@@ -118,10 +144,12 @@ RESNET = Layout(
     unused=("fc.",),
 )
 
+PARALLEL = "module."  # what training on several devices puts before every name
+MOCO = "base_encoder."
 # Names that betray another architecture, and what to call it.
 _FOREIGN = {
     r"relative_position_bias|relative_position_index": "a Swin or BEiT (relative positions)",
-    r"(^|\.)(norm_pre|ln_pre|pre_layrnorm)\.": "a CLIP tower (a LayerNorm before the first layer)",
+    r"(^|\.)ln_pre\.": "a CLIP tower under OpenAI's names",
     r"(^|\.)layer1\.0\.|(^|\.)conv_root\.": "a ResNet of another kind, or a ViT on top of one",
     r"(^|\.)fc_norm\.": "a ViT whose feature is the average of the patches ('fc_norm'), not the class token",
 }
@@ -135,12 +163,15 @@ class Converted:
     layout: Layout
     tensors: dict[str, Tensor]
     sources: dict[str, str]  # our name to the name, or names, in the file
-    heads: int | None  # where the file's shapes tell (Google's do)
+    heads: int | None  # where the file's shapes or names tell (Google's and MoCo v3's do)
+    imagenet: bool = False  # whether its images were normalised by ImageNet's mean and std, as its names tell
 
 
 def convert(raw: Mapping[str, Tensor], where: str) -> Converted:
     """Recognise the layout of `raw` and return it under our names; `where` names the file in errors."""
     dotted = {_dotted(name): name for name in raw}
+    if dotted and all(name.startswith(PARALLEL) for name in dotted):
+        dotted = {name.removeprefix(PARALLEL): source for name, source in dotted.items()}
     layout, prefix = _recognise(dotted, where)
     tensors: dict[str, Tensor] = {}
     sources: dict[str, str] = {}
@@ -156,9 +187,14 @@ def convert(raw: Mapping[str, Tensor], where: str) -> Converted:
             if target.endswith("attn.q.weight") and tensor.ndim == 3:
                 heads = tensor.shape[1]
             tensor = _from_google(target, tensor)
+        if layout is CLIP and target in ("cls_token", "pos_embed"):
+            tensor = tensor.reshape(1, -1, tensor.shape[-1])
         tensors[target], sources[target] = tensor, source
     _fuse(tensors, sources, where)
-    return Converted(layout, tensors, sources, heads)
+    moco = layout is TIMM and prefix == MOCO
+    if moco and tensors["patch_embed.proj.weight"].shape[0] == 384:
+        heads = 12  # its small ViT has heads of 32 channels
+    return Converted(layout, tensors, sources, heads, moco or any("masked_embed" in name for name in dotted))
 
 
 def _translate(table: Mapping[str, str], name: str) -> str:
@@ -189,8 +225,8 @@ def _recognise(names: Mapping[str, str], where: str) -> tuple[Layout, str]:
 
 def _layout_of(names: Mapping[str, str]) -> tuple[Layout, str] | None:
     """Return the layout and what stands before all of its names, if one of its names is there."""
-    for layout in (TIMM, HUGGING_FACE, GOOGLE, RESNET):
-        for name in names:
+    for layout in (TIMM, HUGGING_FACE, CLIP, GOOGLE, RESNET):
+        for name in sorted(names, key=lambda name: not name.startswith(MOCO)):  # which has a second network beside it
             if name == layout.marker or name.endswith("." + layout.marker):
                 return layout, name.removesuffix(layout.marker)
     return None

@@ -17,7 +17,7 @@ from dualprompt.data.arrays import BROKEN, read_arrays
 from dualprompt.errors import DualPromptError
 from dualprompt.files import regular
 
-_WRAPPERS = ("teacher", "state_dict", "model_state_dict", "model")
+_WRAPPERS = ("teacher", "state_dict", "model_state_dict", "model", "student")
 
 
 def load(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -100,5 +100,6 @@ LOADERS: dict[str, Callable[[Path], tuple[dict[str, Tensor], dict[str, str]]]] =
     ".pth": _load_torch,
     ".pt": _load_torch,
     ".bin": _load_torch,
+    ".tar": _load_torch,  # as MoCo v3 calls its files, .pth.tar, which are none
     ".npz": _load_npz,
 }

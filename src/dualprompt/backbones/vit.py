@@ -29,8 +29,10 @@ class ViTConfig:
     layer_scale: bool = False
     qkv_bias: bool = True
     positions_cover_prefix: bool = True  # the class token (and distillation token) has a position of its own
+    pre_norm: bool = False  # a LayerNorm before the first layer, as in CLIP
+    patch_bias: bool = True
     mlp: Literal["gelu", "swiglu"] = "gelu"
-    gelu: Literal["exact", "tanh"] = "exact"
+    gelu: Literal["exact", "tanh", "quick"] = "exact"  # quick: x · sigmoid(1.702 x), as in CLIP
     eps: float = 1e-6
 
     @property
@@ -99,6 +101,7 @@ class Mlp(nn.Module):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.swiglu = config.mlp == "swiglu"
+        self.quick = config.gelu == "quick"
         self.approximate = "tanh" if config.gelu == "tanh" else "none"
         self.fc1 = nn.Linear(config.dim, 2 * config.mlp_dim if self.swiglu else config.mlp_dim)
         self.fc2 = nn.Linear(config.mlp_dim, config.dim)
@@ -109,6 +112,8 @@ class Mlp(nn.Module):
         if self.swiglu:
             gate, value = hidden.chunk(2, dim=-1)
             active = F.silu(gate) * value
+        elif self.quick:
+            active = hidden * torch.sigmoid(1.702 * hidden)
         else:
             active = F.gelu(hidden, approximate=self.approximate)
         return _changed(self.fc2(active), active, prompt, "fc2")
@@ -165,7 +170,8 @@ class PatchEmbed(nn.Module):
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        self.proj = nn.Conv2d(3, config.dim, kernel_size=config.patch_size, stride=config.patch_size)
+        size = config.patch_size
+        self.proj = nn.Conv2d(3, config.dim, kernel_size=size, stride=size, bias=config.patch_bias)
 
     def forward(self, images: Tensor) -> Tensor:
         """Map (batch, 3, height, width) to (batch, patches, dim)."""
@@ -195,6 +201,7 @@ class VisionTransformer(PromptableBackbone):
             self.reg_token = nn.Parameter(torch.zeros(1, config.registers, config.dim))
         positions = config.grid**2 + (self._special_tokens if config.positions_cover_prefix else 0)
         self.pos_embed = nn.Parameter(torch.zeros(1, positions, config.dim))
+        self.norm_pre = nn.LayerNorm(config.dim, eps=config.eps) if config.pre_norm else nn.Identity()
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
         self.norm = nn.LayerNorm(config.dim, eps=config.eps)
 
@@ -241,7 +248,7 @@ class VisionTransformer(PromptableBackbone):
         else:
             patches = patches + self.pos_embed
         registers = [self.reg_token.expand(images.shape[0], -1, -1)] if self.config.registers else []
-        return torch.cat([specials, *registers, patches], dim=1)
+        return self.norm_pre(torch.cat([specials, *registers, patches], dim=1))
 
     def stem(self, images: Tensor, layers: int = 0) -> Tensor:
         """Return the tokens after the first `layers` layers, without prompts."""

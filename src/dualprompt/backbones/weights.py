@@ -8,10 +8,8 @@ distribution among them; a hub id (`owner/name` or
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -19,6 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from dualprompt.backbones import hub
 from dualprompt.backbones import tensors as files
 from dualprompt.backbones.architecture import Architecture, NamedConfig, infer, network, verify
 from dualprompt.backbones.base import BACKBONES, HALF, Backbone, BackboneFactory
@@ -29,6 +28,7 @@ from dualprompt.backbones.known import (
     EMBEDDED_SHA256,
     KNOWN,
     RANDOM,
+    Known,
     drawn_by_seed,
     known,
 )
@@ -36,7 +36,7 @@ from dualprompt.backbones.layouts import SUPPORTED, convert
 from dualprompt.backbones.resnet import ResNet, ResNetConfig, draw
 from dualprompt.backbones.vit import ViTConfig, resize_positions
 from dualprompt.errors import DualPromptError, nearest
-from dualprompt.files import digest, packaged, sha256
+from dualprompt.files import data_root, digest, packaged, sha256
 from dualprompt.progress import SILENT, Progress
 from dualprompt.seeds import derive
 
@@ -45,7 +45,8 @@ __all__ = ["Checkpoint", "CheckpointInfo", "absolute_name", "build", "drawn", "f
 IMAGENET: tuple[Triple, Triple] = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # mean and std of its pixels
 CIFAR: tuple[Triple, Triple] = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)  # CIFAR-100's
 
-_REPOSITORY_FILES = ("model.safetensors", "pytorch_model.bin")
+CLIP: tuple[Triple, Triple] = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+
 _HUB_ID = re.compile(r"(?:hf-hub:)?([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
 
 
@@ -93,9 +94,10 @@ def read(name: str, progress: Progress = SILENT, seed: int = 0) -> Checkpoint:
     path, facts = _locate(name, progress)
     checkpoint = _read_file(name, path, facts)
     if checkpoint.info.normalisation == "assumed":
-        both = "0.5 is assumed for both"
-        if isinstance(checkpoint.config, ResNetConfig):
-            both = f"those of {'CIFAR-100' if checkpoint.config.stem == 'cifar' else 'ImageNet'} are assumed"
+        whose = {IMAGENET: "ImageNet", CIFAR: "CIFAR-100", CLIP: "CLIP"}.get(
+            (checkpoint.info.mean, checkpoint.info.std)
+        )
+        both = f"those of {whose} are assumed" if whose else "0.5 is assumed for both"
         progress.note(f"{path.name} says nothing of mean and std: {both}")
     asked, used = checkpoint.info.asked_interpolation, checkpoint.info.interpolation
     if asked != used:
@@ -188,7 +190,7 @@ def _count(tensors: Mapping[str, Tensor]) -> int:
 def _assumed(config: ViTConfig | ResNetConfig) -> tuple[Triple, Triple]:
     """Return the mean and std of a network whose files say nothing of them: those usual for its kind."""
     if isinstance(config, ViTConfig):
-        return HALF, HALF
+        return CLIP if config.pre_norm else (HALF, HALF)
     return CIFAR if config.stem == "cifar" else IMAGENET
 
 
@@ -234,7 +236,9 @@ def _outline(checkpoint: Checkpoint, input_size: int | None, gelu: Literal["exac
     size, info, config = input_size or checkpoint.info.input_size, checkpoint.info, checkpoint.config
     if isinstance(config, ViTConfig):
         _refuse_part_patches(size, config.patch_size, info.name)
-        config = replace(config, image_size=size, gelu=gelu)
+        if config.gelu == "quick" and gelu != "exact":
+            raise DualPromptError(f"backbone '{info.name}' has CLIP's quick GELU, not {gelu}; leave backbone.gelu out")
+        config = replace(config, image_size=size, gelu="quick" if config.gelu == "quick" else gelu)
     else:
         # A BatchNorm has nothing to compare one pixel of one image with.
         if isinstance(config, ResNetConfig) and size <= config.stride:
@@ -261,13 +265,12 @@ def _refuse_part_patches(size: int, patch: int, name: str) -> None:
 def _locate(name: str, progress: Progress) -> tuple[Path, Facts]:
     """Return the weights file that `name` stands for, and what is known beside it."""
     if name in KNOWN:
-        path, facts = _locate(f"hf-hub:{KNOWN[name].source}", progress)
-        return path, replace(facts, licence=KNOWN[name].licence)
+        return _locate_known(KNOWN[name], progress)
     path = Path(name).expanduser()
     if path.is_dir():
         return _in_folder(path)
     if path.is_file():
-        return path, from_folder(path.parent) if path.name in _REPOSITORY_FILES else Facts()
+        return path, from_folder(path.parent) if path.name in hub.FILES else Facts()
     if path.suffix in files.LOADERS or name.startswith((".", "/", "~")):
         raise DualPromptError(f"weights file {name} does not exist; check the path")
     hub_id = _HUB_ID.fullmatch(name)
@@ -277,90 +280,44 @@ def _locate(name: str, progress: Progress) -> tuple[Path, Facts]:
             f"path of a {', '.join(files.LOADERS)} file"
         )
     repository, revision = hub_id.groups()
-    folder = _download(repository, revision, progress)
+    folder = hub.download(repository, revision, progress)
     path, facts = _in_folder(folder)
     licence = facts.licence or f"see the model card of {repository}"
     return path, replace(facts, source=f"{repository}@{folder.name}", licence=licence)
 
 
+def _locate_known(known: Known, progress: Progress) -> tuple[Path, Facts]:
+    if not known.file:
+        path, facts = _locate(f"hf-hub:{known.source}", progress)
+        return path, replace(facts, licence=known.licence)
+    path = _own_file(known)
+    if not path.is_file():
+        raise DualPromptError(
+            f"backbone '{known.name}' is not fetched by its name, for no checksum of it is published: download "
+            f"{known.source} yourself to {path}"
+        )
+    mean, std = IMAGENET
+    return path, Facts(mean=mean, std=std, interpolation="bicubic", source=known.source, licence=known.licence)
+
+
+def _own_file(known: Known) -> Path:
+    return data_root() / "backbones" / known.file
+
+
+def is_here(name: str) -> bool:
+    """Return whether a backbone can be read without any network."""
+    known = KNOWN.get(name)
+    if known is None:
+        found = _HUB_ID.fullmatch(name)
+        return drawn(name) or Path(name).expanduser().exists() or (found is not None and hub.is_cached(found[1]))
+    return _own_file(known).is_file() if known.file else not known.needs_network or hub.is_cached(known.source)
+
+
 def _in_folder(folder: Path) -> tuple[Path, Facts]:
-    for file in _REPOSITORY_FILES:
+    for file in hub.FILES:
         if (folder / file).is_file():
             return folder / file, from_folder(folder)
-    raise DualPromptError(f"{folder} holds no {' or '.join(_REPOSITORY_FILES)}; give the path of a weights file")
-
-
-def _download(repository: str, revision: str | None, progress: Progress) -> Path:
-    """Return the folder of one commit of a hub repository.
-
-    What lies complete in the hub's cache is taken from there without asking the network.
-    """
-    from huggingface_hub import errors
-
-    try:
-        with contextlib.suppress(errors.EntryNotFoundError):
-            folder = _fetch(repository, revision, cached_only=True)
-            if from_folder(folder).mean is not None:  # else another program left out the preprocessor's file
-                return folder
-        progress.note(f"asking the hub for backbone {repository}")
-        with _quiet("huggingface_hub"):  # it reports each of its retries; the error below says it once
-            return _fetch(repository, revision, cached_only=False)
-    except DualPromptError:
-        raise
-    except Exception as error:  # the client's own, its transport's and its downloader's errors share no base
-        reasons = {
-            errors.LocalEntryNotFoundError: "it is not in the hub's cache and the hub cannot be reached",
-            errors.GatedRepoError: "its owner wants you to ask for access first",
-            errors.RepositoryNotFoundError: "the hub has no such repository, or it is private",
-            errors.RevisionNotFoundError: f"it has no revision '{revision}'",
-            errors.EntryNotFoundError: "it lacks a config.json or a weights file",
-        }
-        brief = f"{type(error).__name__}: {files.first_line(error)}"
-        reason = next((text for kind, text in reasons.items() if isinstance(error, kind)), brief)
-        raise DualPromptError(
-            f"backbone '{repository}' could not be fetched: {reason}; check the name and the network, or "
-            f"download {_REPOSITORY_FILES[0]} and config.json elsewhere and give their folder's path"
-        ) from error
-
-
-def is_cached(repository: str) -> bool:
-    """Return whether a hub repository lies complete in the hub's cache."""
-    from huggingface_hub import errors
-
-    try:
-        return from_folder(_fetch(repository, None, cached_only=True)).mean is not None
-    except (DualPromptError, OSError, errors.EntryNotFoundError, errors.HFValidationError):
-        return False
-
-
-def _fetch(repository: str, revision: str | None, *, cached_only: bool) -> Path:
-    from huggingface_hub import errors, hf_hub_download
-
-    config = Path(hf_hub_download(repository, "config.json", revision=revision, local_files_only=cached_only))
-    # The other files come from the commit that served the first one, even if the branch moves meanwhile. The
-    # weights come last, so that weights in the cache mean that the rest was asked for too.
-    commit = config.parent.name
-    for file in ("preprocessor_config.json", *_REPOSITORY_FILES):
-        try:
-            hf_hub_download(repository, file, revision=commit, local_files_only=cached_only)
-        except errors.EntryNotFoundError:
-            if file == _REPOSITORY_FILES[-1]:
-                raise
-        else:
-            if file in _REPOSITORY_FILES:
-                break
-    return config.parent
-
-
-@contextlib.contextmanager
-def _quiet(logger_name: str) -> Iterator[None]:
-    logger = logging.getLogger(logger_name)
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
+    raise DualPromptError(f"{folder} holds no {' or '.join(hub.FILES)}; give the path of a weights file")
 
 
 def _read_file(name: str, path: Path, facts: Facts) -> Checkpoint:
@@ -368,12 +325,13 @@ def _read_file(name: str, path: Path, facts: Facts) -> Checkpoint:
     said = from_header(header, str(path))
     try:
         converted = convert(raw, str(path))
-        config = infer(converted, said.heads or facts.heads or converted.heads, facts.eps, str(path))
+        heads = said.heads or facts.heads or converted.heads
+        config = infer(converted, replace(facts, heads=heads), str(path))
         tensors = verify(converted, config, str(path))
     except (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError) as error:  # shapes that nobody foresaw
         raise DualPromptError(f"{path} holds no known network ({files.first_line(error)}); {SUPPORTED}") from error
     mean, std = (said.mean, said.std) if said.mean and said.std else (facts.mean, facts.std)
-    usual_mean, usual_std = _assumed(config)
+    usual_mean, usual_std = IMAGENET if converted.imagenet else _assumed(config)
     size = said.input_size or facts.input_size or config.image_size
     patch = config.patch_size if isinstance(config, ViTConfig) else 1
     interpolation = said.interpolation or facts.interpolation

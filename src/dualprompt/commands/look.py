@@ -47,8 +47,8 @@ examples:
 
 def add(commands: Commands) -> None:
     """Add these subcommands."""
-    listing = commands.add("list", do_list, "list methods, benchmarks, backbones, presets or runs", LIST)
-    listing.add_argument("what", choices=("methods", "benchmarks", "backbones", "presets", "runs"))
+    listing = commands.add("list", do_list, "list methods, benchmarks, backbones, presets, protocols or runs", LIST)
+    listing.add_argument("what", choices=("methods", "benchmarks", "backbones", "presets", "protocols", "runs"))
     listing.add_argument(
         "folder", nargs="?", type=Path, help="of runs: where they lie (default: $DUALPROMPT_RUNS or runs)"
     )
@@ -81,7 +81,7 @@ def add(commands: Commands) -> None:
 
 
 def do_list(options: argparse.Namespace) -> None:
-    """List methods, benchmarks, backbones, presets or runs."""
+    """List methods, benchmarks, backbones, presets, protocols or runs."""
     from rich.table import Table
     from rich.text import Text
 
@@ -94,7 +94,12 @@ def do_list(options: argparse.Namespace) -> None:
         return
     if options.folder is not None:
         raise DualPromptError(f"`list {options.what}` takes no folder; only `list runs` does")
-    rows = LISTS[options.what]()
+    if options.what == "protocols":
+        from dualprompt.sweeps.protocols import listed
+
+        rows = listed()
+    else:
+        rows = LISTS[options.what]()
     columns = [key for key in rows[0] if key != "notes"]  # which stand below the table, for they are long
     table = Table(title=options.what)
     for key in columns:

@@ -1,4 +1,4 @@
-"""`table`: the paper's two tables, from runs that are there or are carried out."""
+"""`table`: the paper's two tables and those of other papers, from runs that are there or are carried out."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from dualprompt.errors import DualPromptError
 if TYPE_CHECKING:
     from dualprompt.report.sheet import Sheet
     from dualprompt.sweeps.main_table import Line, Seeds, TableRow
+    from dualprompt.sweeps.obtained import Obtained
 
 TABLE_EXAMPLES = """\
 Finished runs are reused, interrupted ones continued, failed ones tried again: give the same command once more.
@@ -40,6 +41,8 @@ examples:
   dualprompt table main --benchmark mini --seeds 5 --seeds-finetune 1 --against frozen-head --publish mini.json
   dualprompt table architecture --recipe short --seeds 2 --backbone embedded
   dualprompt table architecture --methods dynaer,upper-bound --seeds 1 --resnet152 ./resnet152.safetensors
+  dualprompt table protocol ranpac                          reported beside ours, where weights and data are here
+  dualprompt table protocol ranpac/cifar100 --backbone embedded
 """
 
 
@@ -48,21 +51,25 @@ def add(commands: Commands) -> None:
     table = commands.add(
         "table",
         do_table,
-        "run or reuse every run of one of the paper's tables, and print it",
+        "run or reuse every run of one of the paper's tables, or of another paper's, and print it",
         TABLE_EXAMPLES,
         overrides=True,
     )
     table.add_argument(
         "which",
-        choices=("main", "architecture"),
-        help="main: Table 1, and the same for any other benchmark; architecture: Table 2, on ResNets beside the ViT",
+        choices=("main", "architecture", "protocol"),
+        help="main: Table 1, and the same for any other benchmark; architecture: Table 2, on ResNets beside the ViT; "
+        "protocol: the set-ups of another paper",
+    )
+    table.add_argument(
+        "name", nargs="?", help="of a protocol (`dualprompt list protocols`), or PROTOCOL/SETUP for one of its set-ups"
     )
     table.add_argument("--benchmark", default="split-cifar100", help="a preset or a YAML file (default: %(default)s)")
     table.add_argument(
         "--methods",
         help="with commas; NAME:OPTION=VALUE or NAME:train.OPTION=VALUE sets an option (default: all)",
     )
-    table.add_argument("--seeds", type=int, default=5, help="how many seeds, counted up from 0 (default: %(default)s)")
+    table.add_argument("--seeds", type=int, help="how many seeds, counted up from 0 (default: 5, or a protocol's own)")
     table.add_argument(
         "--seeds-finetune", type=int, metavar="N", help="seeds of methods that train the backbone (default: as --seeds)"
     )
@@ -103,7 +110,11 @@ def do_table(options: argparse.Namespace) -> None:
         raise DualPromptError("--any-code goes with --stored: only the code at hand runs anything")
     if options.fresh and options.stored:
         raise DualPromptError("--stored runs nothing and --fresh runs everything; leave one of them out")
-    (do_main if options.which == "main" else do_architecture)(options)
+    if (options.name is not None) != (options.which == "protocol"):
+        raise DualPromptError(
+            "`table protocol` takes the name of a protocol, other tables none: dualprompt list protocols"
+        )
+    {"main": do_main, "architecture": do_architecture, "protocol": do_protocol}[options.which](options)
 
 
 def do_main(options: argparse.Namespace) -> None:
@@ -116,13 +127,13 @@ def do_main(options: argparse.Namespace) -> None:
     overrides = many_overrides(options)
     lines = main_table.lines(options.benchmark, options.recipe, methods, sizes(options.buffers), overrides)
     against = main_table.reference(lines, options.against)
-    rows = carried_out(options, lines, main_table.Seeds(options.seeds, options.seeds_finetune))
+    rows = carried_out(options, lines, main_table.Seeds(seeds_of(options), options.seeds_finetune))
     reference = next((row for row in rows if row.line is against), None)
     if reference is None and options.against not in (None, "none"):
         raise DualPromptError(f"--against: no run of '{options.against}' is finished; leave --stored out to run it")
     values = [row.values(reference) for row in rows]
     table = main_table.chosen_sheet(rows, columns) if columns else main_table.sheet(rows, reference)
-    show(options, table, values, main_table.combined(rows, reference), rows)
+    show(options, table, values, main_table.combined(rows, reference), groups_of(rows))
 
 
 def do_architecture(options: argparse.Namespace) -> None:
@@ -138,9 +149,35 @@ def do_architecture(options: argparse.Namespace) -> None:
     lines = [entry.line for entry in entries if entry.line is not None]
     if not lines:
         raise DualPromptError(f"no line of the table can be run: {architecture.NO_WEIGHTS}")
-    rows = carried_out(options, lines, main_table.Seeds(options.seeds, options.seeds_finetune))
+    rows = carried_out(options, lines, main_table.Seeds(seeds_of(options), options.seeds_finetune))
     table = architecture.rows(entries, rows)
-    show(options, architecture.sheet(table), [row.values() for row in table], architecture.combined(table), rows)
+    values = [row.values() for row in table]
+    show(options, architecture.sheet(table), values, architecture.combined(table), groups_of(rows))
+
+
+def do_protocol(options: argparse.Namespace) -> None:
+    """Print the table of another paper's set-ups."""
+    from dualprompt.console import Terminal
+    from dualprompt.files import runs_root
+    from dualprompt.sweeps import protocol_table, store
+
+    given = {f"--{name.replace('_', '-')}": getattr(options, name) for name in ("recipe", "buffers", "against")}
+    given |= {"--resnet": options.resnet, "--resnet152": options.resnet152, "--seeds-finetune": options.seeds_finetune}
+    if strange := next((flag for flag, value in given.items() if value is not None), None):
+        raise DualPromptError(f"{strange} does not go with table protocol, which says it itself")
+    overrides = {key: value for key, value in many_overrides(options).items() if key != "backbone.name"}
+    asked = protocol_table.Asked(names(options.methods), options.backbone, options.seeds, overrides)
+    places = protocol_table.places(options.name, asked)
+    fresh, root = store.Fresh() if options.fresh else None, options.runs or runs_root()
+    with Terminal() as terminal, workers(options) as jobs:
+        rows = protocol_table.rows(places, root, terminal, jobs, options.stored, options.any_code, fresh)
+    groups = [({"label": row.place.label}, row.obtained) for row in rows if row.obtained]
+    show(options, protocol_table.sheet(rows), [row.values() for row in rows], protocol_table.combined(rows), groups)
+
+
+def seeds_of(options: argparse.Namespace) -> int:
+    """Return how many seeds the lines of the paper's own tables get."""
+    return 5 if options.seeds is None else options.seeds
 
 
 def carried_out(options: argparse.Namespace, lines: Sequence[Line], seeds: Seeds) -> list[TableRow]:
@@ -156,12 +193,17 @@ def carried_out(options: argparse.Namespace, lines: Sequence[Line], seeds: Seeds
         )
 
 
+def groups_of(rows: Sequence[TableRow]) -> list[tuple[dict[str, Any], Sequence[Obtained]]]:
+    """Return what a publication calls each line, and its runs."""
+    return [({"label": row.line.label, "buffer": row.line.buffer}, row.obtained) for row in rows]
+
+
 def show(
     options: argparse.Namespace,
     sheet: Sheet,
     values: list[dict[str, Any]],
     combined: dict[str, Any],
-    rows: Sequence[TableRow],
+    groups: Sequence[tuple[dict[str, Any], Sequence[Obtained]]],
 ) -> None:
     """Print a table in the form that is asked for, write it where it is asked for, and publish it.
 
@@ -170,7 +212,7 @@ def show(
         sheet: the table.
         values: what CSV says of each line.
         combined: what JSON says.
-        rows: the lines that have runs.
+        groups: what each line that has runs is called, and these.
     """
     from dualprompt.files import write_text
     from dualprompt.report import publication
@@ -191,7 +233,6 @@ def show(
         write_text(options.out, written)
     shown = sheet_to_width(sheet) if form == "text" else written.rstrip("\n")
     emit(options, combined, shown)
-    complain([each for row in rows for each in row.obtained])
+    complain([each for _, obtained in groups for each in obtained])
     if options.publish:
-        groups = [({"label": row.line.label, "buffer": row.line.buffer}, row.obtained) for row in rows]
         publication.publish(options.publish, "table", options.words, [sheet], groups)

@@ -40,10 +40,18 @@ def get(name: str, root: Path, progress: Progress = SILENT) -> list[Path]:
     """
     if name not in GROUPS and name not in DATASETS:
         raise DualPromptError(f"unknown dataset '{name}'; {nearest(name, [*DATASETS.names(), *GROUPS])}")
-    remotes = [remote for member in GROUPS.get(name, (name,)) for remote in DATASETS[member].remotes]
+    remotes = remotes_of(name, root)
     if not remotes:
         progress.note(f"{name} comes with the package: there is nothing to download")
     return [fetch(remote, root, progress) for remote in remotes]
+
+
+def remotes_of(name: str, root: Path) -> list[Remote]:
+    """Return the official files of a dataset or group, each once: domains may share an archive."""
+    readers = [DATASETS[member] for member in GROUPS.get(name, (name,))]
+    if by_hand := next((reader.by_hand for reader in readers if reader.by_hand), None):
+        raise DualPromptError(f"{name} cannot be downloaded from here; {by_hand}, below {root}")
+    return list(dict.fromkeys(remote for reader in readers for remote in reader.remotes))
 
 
 def fetch(remote: Remote, root: Path, progress: Progress = SILENT) -> Path:

@@ -71,6 +71,9 @@ class Reader(ABC):
     title: str
     licence: str
     remotes: tuple[Remote, ...] = ()
+    by_hand: str = ""  # what to put where, for one that cannot be downloaded from here
+    seen: str = ""  # what of it ImageNet has too: goes on where the dataset's name ends
+    seen_pictures: bool = False  # whether its very pictures are ImageNet's
 
     def notice(self) -> str:
         """Return what must be said of whose pictures these are, where they come with the package."""
@@ -88,13 +91,19 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "5-datasets": ("cifar10", "mnist", "svhn", "notmnist", "fashion-mnist"),
     "mini": ("mini-clothes", "mini-digits", "mini-fruit", "mini-leaves", "mini-scripts"),
     "mini-domains": tuple(f"mini-domains/{look}" for look in ("photo", "grey", "negative", "sketch")),
+    # The order of S-Prompts and RanPAC.
+    "domainnet": tuple(
+        f"domainnet/{domain}" for domain in ("real", "quickdraw", "painting", "sketch", "infograph", "clipart")
+    ),
+    "core50": tuple(f"core50/s{session}" for session in (1, 2, 4, 5, 6, 8, 9, 11)),
+    "office-home": tuple(f"office-home/{domain}" for domain in ("art", "clipart", "product", "real-world")),
 }
 
 
 def missing(dataset: str, path: Path) -> DualPromptError:
     """Return the error for an official file or folder that is not there."""
     return DualPromptError(
-        f"{path} does not exist; get it with `dualprompt data get {dataset}`; where your datasets lie is said by "
+        f"{path} does not exist; {_remedy(dataset, 'get it')}; where your datasets lie is said by "
         "$DUALPROMPT_DATA, by --root of `data get` and `data show`, and by --benchmark.root of `run`"
     )
 
@@ -102,4 +111,8 @@ def missing(dataset: str, path: Path) -> DualPromptError:
 def damaged(dataset: str, path: Path, found: str) -> DualPromptError:
     """Return the error for an official file that is not what it should be; `found` continues "PATH …"."""
     found = " ".join(found.split())  # it may quote a library's message of several lines
-    return DualPromptError(f"{path} {found}; get a good copy with `dualprompt data get {dataset}`")
+    return DualPromptError(f"{path} {found}; {_remedy(dataset, 'get a good copy')}")
+
+
+def _remedy(dataset: str, want: str) -> str:
+    return DATASETS[dataset].by_hand or f"{want} with `dualprompt data get {dataset}`"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -61,7 +63,7 @@ def outline(config: BenchmarkConfig, seed: int) -> Stream:
 
 def _planned(config: BenchmarkConfig, seed: int) -> tuple[BenchmarkConfig, list[Dataset], list[Plan]]:
     """Return a config without names of groups, its datasets, and what is planned with them."""
-    config = _expanded(config)
+    config = expanded(config)
     root = Path(config.root).expanduser() if config.root else None
     datasets = [load_dataset(name, root, config.test_share) for name in names_of(config)]
     plans = STREAMS[config.stream](config, seed, datasets)
@@ -81,14 +83,43 @@ def stream_seed(config: BenchmarkConfig, seed: int) -> int:
 
 def drawn_by_run(config: BenchmarkConfig) -> bool:
     """Return whether another seed of a run may make another stream."""
-    fixed = config.class_order == "fixed" and config.stream in ("class", "domain")
+    fixed = not config.order_follows_run and config.stream in ("class", "domain")
     return config.class_order_seed is None and not (fixed and config.shots is None and config.imbalance is None)
 
 
 def order_of(config: BenchmarkConfig, seed: int) -> Callable[[int], np.ndarray]:
-    """Return what puts so many things in the benchmark's order: as they are, or shuffled by the seed."""
-    rng = np.random.default_rng(derive(stream_seed(config, seed), "class_order"))
-    return rng.permutation if config.class_order == "shuffled" else np.arange
+    """Return what puts so many things in the benchmark's order: as they are, drawn from a seed, or as it lists them."""
+    order, order_seed = config.class_order, stream_seed(config, seed)
+    if isinstance(order, list):
+        return functools.partial(_as_listed, order)
+    kind, _, own = order.partition("-")
+    order_seed = int(own) if own else order_seed
+    # The orders of other codes come from the generators of these codes, which their seeds go into as they are.
+    if kind == "pilot":  # and PyCIL's: np.random.seed(seed), then np.random.permutation
+        if order_seed >= 2**32:
+            raise DualPromptError(
+                f"benchmark.class_order: NumPy's seeds lie below 2³², found {order_seed}; take another"
+            )
+        return np.random.RandomState(order_seed).permutation
+    if kind == "coda":  # CODA-Prompt's: seed 0 leaves the classes as they are
+        return functools.partial(_shuffled_by_python, order_seed)
+    return np.random.default_rng(derive(order_seed, "class_order")).permutation if kind == "shuffled" else np.arange
+
+
+def _as_listed(order: Sequence[int | str], count: int) -> np.ndarray:
+    if sorted(map(str, order)) != sorted(map(str, range(count))):
+        raise DualPromptError(
+            f"benchmark.class_order: a list has each number from 0 to {count - 1} once, or the name of each class; the "
+            f"{len(order)} entries found do not"
+        )
+    return np.array(order, dtype=np.int64)
+
+
+def _shuffled_by_python(seed: int, count: int) -> np.ndarray:
+    order = list(range(count))
+    if seed:
+        random.Random(seed).shuffle(order)
+    return np.array(order, dtype=np.int64)
 
 
 def whole(name: str, place: int, dataset: Dataset) -> Plan:
@@ -103,7 +134,7 @@ def place_of(number: int, plan: Plan) -> str:
     return f"{number} ('{plan.name}')" if plan.name else str(number)
 
 
-def _expanded(config: BenchmarkConfig) -> BenchmarkConfig:
+def expanded(config: BenchmarkConfig) -> BenchmarkConfig:
     """Return the config with groups of datasets replaced by their members, a task each."""
     if isinstance(config.dataset, str) and config.dataset not in GROUPS:
         return config

@@ -40,7 +40,7 @@ class Candidate:
 
 def at_hand() -> list[str]:
     """Return the pretrained backbones that need no download."""
-    cached = [each.name for each in KNOWN.values() if each.needs_network and weights.is_cached(each.source)]
+    cached = [each.name for each in KNOWN.values() if each.needs_network and weights.is_here(each.name)]
     return [EMBEDDED.name, *cached]
 
 

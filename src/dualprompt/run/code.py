@@ -40,7 +40,9 @@ APART = frozenset(
         "dualprompt.run.records",
         "dualprompt.run.tracking",
         "dualprompt.training.group",
+        "dualprompt.backbones.hub",
         "dualprompt.backbones.known",
+        "dualprompt.backbones.overlap",
         "dualprompt.data.download",
         "dualprompt.data.gallery",
     }

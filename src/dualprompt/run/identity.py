@@ -14,6 +14,8 @@ from dualprompt.run.code import code_of
 
 # Carrying a run out elsewhere, saving it more often or showing it to a tracker does not change what it is.
 CIRCUMSTANCES = {"device", "devices", "nodes", "checkpoint", "compile", "track"}
+# Options of a benchmark that came later: one that is not used leaves a run what it was.
+LATER = {"first"}
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,8 @@ def config_digest(config: RunConfig) -> str:
 def digest_of(values: Mapping[str, Any]) -> str:
     """Return the same of a config as it was written: options that came later are not in it, and do not change it."""
     decides = {key: value for key, value in values.items() if key not in CIRCUMSTANCES}
+    if isinstance(benchmark := decides.get("benchmark"), dict):
+        decides["benchmark"] = {key: value for key, value in benchmark.items() if value is not None or key not in LATER}
     # Unless a batch decides together, it decides nothing how many images are evaluated at a time.
     if decides.get("method", {}).get("selection") != "batch_vote":
         decides["evaluate"] = {key: value for key, value in decides.get("evaluate", {}).items() if key != "batch_size"}

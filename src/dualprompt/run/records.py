@@ -116,6 +116,7 @@ class ResultRecord(Record):
     recipe: str
     seed: Count
     tasks: list[str]
+    class_order: list[str] | None = None  # every class as it first came; once it was not noted
     average_accuracy: Percent
     forgetting: float
     matching_accuracy: Percent | None

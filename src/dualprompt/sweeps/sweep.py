@@ -32,7 +32,7 @@ BEYOND = 3  # tries beyond its grid that a method has at most, where its best is
 VALIDATION = 0.2
 # What a table's images depend on.
 REGIME = (
-    "dataset", "stream", "tasks", "class_order", "train_per_class", "test_per_class", "test_share",
+    "dataset", "stream", "tasks", "first", "class_order", "train_per_class", "test_per_class", "test_share",
     "shots", "shots_from", "imbalance", "disjoint", "blur",
 )  # fmt: skip
 

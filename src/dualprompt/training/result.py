@@ -65,6 +65,7 @@ def final_result(setup: Setup, position: Position, buffer: dict[str, int] | None
         "recipe": config.train.recipe,
         "seed": config.seed,
         "tasks": [task.name for task in setup.stream.experiences],
+        "class_order": list(setup.stream.classes),
         **summarise(position.accuracy, matching[-1] if matching else None, images),
         **(of_file(run.predictions_path) if setup.fabric.is_global_zero else UNKNOWN),  # others may not see it
         "judged_images": images,

@@ -9,6 +9,7 @@ import torch
 
 from dualprompt.backbones import weights
 from dualprompt.backbones.base import BackboneFactory
+from dualprompt.backbones.overlap import tell_overlaps
 from dualprompt.backbones.weights import CheckpointInfo
 from dualprompt.config import RunConfig
 from dualprompt.data.stream import Stream, Subset, build_stream, drawn_by_run
@@ -75,6 +76,7 @@ def prepare(config: RunConfig, progress: Progress = SILENT, share: Setup | None 
     refuse_misfits(config, stream)
     refuse_single_classes(options, stream)
     method.accept(kind_of(stream))
+    tell_overlaps(config, progress)
     fabric = share.fabric if share is not None else launch(config)
     dtype = compute_dtype(config, fabric.device)
     backbones.place(fabric.device, dtype)

@@ -16,6 +16,7 @@ class Cifar(Reader):
     """Records of `label_bytes` labels, the last of them the class, and three colour planes of pixels."""
 
     licence = "none stated; cite A. Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009"
+    seen = "has classes that ImageNet has too, in other pictures"
 
     def __init__(
         self,

@@ -1,45 +1,44 @@
-"""ImageNet-R: 30,000 renditions (art, cartoons, sketches, toys, …) of 200 ImageNet classes."""
+"""ImageNet-R: 30,000 renditions (art, cartoons, sketches, toys, …) of 200 ImageNet classes, split by us."""
 
 from __future__ import annotations
 
 import hashlib
 import re
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
-from dualprompt.data.sources import DATASETS, Dataset, FileSource, Reader, Remote, Split, damaged, missing
+from dualprompt.data.lists import split_of
+from dualprompt.data.sources import DATASETS, Dataset, Reader, Remote, damaged, missing
 
 CLASSES = 200
 TEST_SHARE = 0.2
-SPLIT = "imagenet-r split v1"  # naming another version draws another split
 WNID = re.compile(r"n\d{8}")
+ARCHIVE = Remote(
+    urls=("https://people.eecs.berkeley.edu/~hendrycks/imagenet-r.tar",),
+    path="imagenet-r.tar",
+    checksum="sha256:18c6bf493b39a0d975d48e587437f562caab9c52ae6327dcfa9dd8eb54aa1b52",
+    size=2_191_079_936,
+    unpack="imagenet-r",
+)
 
 
-class ImageNetR(Reader):
+class WordNetFolders(Reader):
     """One folder a class, named by its WordNet id.
 
-    ImageNet-R is published without splits. Ours follows from the file names alone: no file is moved, and the
-    same files give the same split everywhere.
+    It is published without splits. Ours follows from the file names alone: no file is moved, and the same files give
+    the same split everywhere. Naming another version of it would draw another split.
     """
 
-    name = "imagenet-r"
-    title = "ImageNet-R: 30,000 renditions of 200 ImageNet classes"
     licence = "MIT (the collection; the images belong to their authors)"
-    remotes = (
-        Remote(
-            urls=("https://people.eecs.berkeley.edu/~hendrycks/imagenet-r.tar",),
-            path="imagenet-r.tar",
-            checksum="sha256:18c6bf493b39a0d975d48e587437f562caab9c52ae6327dcfa9dd8eb54aa1b52",
-            size=2_191_079_936,
-            unpack="imagenet-r",
-        ),
-    )
+    seen = "has 200 classes of ImageNet-1k, in other pictures"
+
+    def __init__(self, name: str, title: str, remote: Remote) -> None:
+        self.name, self.title, self.remotes = name, title, (remote,)
 
     def load(self, root: Path) -> Dataset:
-        """List the files of both splits: 24,000 and 6,000 when all are there."""
-        folder = root / "imagenet-r"
+        """List the files of both splits."""
+        folder = root / self.name
         if not folder.is_dir():
             raise missing(self.name, folder)
         wnids = sorted(path.name for path in folder.iterdir() if path.is_dir() and WNID.fullmatch(path.name))
@@ -51,29 +50,22 @@ class ImageNetR(Reader):
             if not found:
                 raise damaged(self.name, folder / wnid, "holds no .jpg file")
             files.update({f"{wnid}/{file}": label for file in found})
-        test = draw_test(list(files))
+        test = draw_test(list(files), f"{self.name} split v1")
         return Dataset(
             self.name,
-            _class_names(folder / "README.txt", wnids),
-            _split(folder, {file: label for file, label in files.items() if file not in test}),
-            _split(folder, {file: label for file, label in files.items() if file in test}),
+            class_names(folder / "README.txt", wnids),
+            split_of(self.name, folder, (pair for pair in files.items() if pair[0] not in test)),
+            split_of(self.name, folder, (pair for pair in files.items() if pair[0] in test)),
         )
 
 
-def draw_test(files: list[str]) -> set[str]:
-    """Return the test split of `files` (each "wnid/file"): the fifth of them whose hashes come first."""
-    ranked = sorted(files, key=lambda file: hashlib.sha256(f"{SPLIT}:{file}".encode()).digest())
+def draw_test(files: list[str], split: str) -> set[str]:
+    """Return the test split of `files` (each "wnid/file") under a split's name: the fifth whose hashes come first."""
+    ranked = sorted(files, key=lambda file: hashlib.sha256(f"{split}:{file}".encode()).digest())
     return set(ranked[: round(TEST_SHARE * len(files))])
 
 
-def _split(folder: Path, files: dict[str, int]) -> Split:
-    return Split(
-        FileSource(tuple(folder / file for file in files)),
-        np.fromiter(files.values(), dtype=np.int64, count=len(files)),
-    )
-
-
-def _class_names(readme: Path, wnids: list[str]) -> tuple[str, ...]:
+def class_names(readme: Path, wnids: Sequence[str]) -> tuple[str, ...]:
     """Return the names in lines "wnid name" of README.txt; the wnid where a name is absent or not unique."""
     names: dict[str, str] = {}
     if readme.is_file():
@@ -85,4 +77,6 @@ def _class_names(readme: Path, wnids: list[str]) -> tuple[str, ...]:
     return tuple(names[wnid] if wnid in names and times[names[wnid]] == 1 else wnid for wnid in wnids)
 
 
-DATASETS.register("imagenet-r")(ImageNetR())
+DATASETS.register("imagenet-r")(
+    WordNetFolders("imagenet-r", "ImageNet-R: 30,000 renditions of 200 ImageNet classes, 2.2 GB", ARCHIVE)
+)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import zlib
 from pathlib import Path
 
 import numpy as np
 
-from dualprompt.data.sources import DATASETS, ArraySource, Dataset, Reader, Remote, Split, damaged, missing
+from dualprompt.data.matlab import arrays_of
+from dualprompt.data.sources import DATASETS, ArraySource, Dataset, Reader, Remote, Split, damaged
 
 
 class Svhn(Reader):
@@ -37,9 +37,7 @@ class Svhn(Reader):
         return Dataset(self.name, tuple("0123456789"), train, test)
 
     def _split(self, path: Path) -> Split:
-        if not path.is_file():
-            raise missing(self.name, path)
-        pixels, labels = self._read(path)
+        pixels, labels = arrays_of(self.name, path, "X", "y")
         if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[2] != 3 or pixels.size == 0:
             raise damaged(
                 self.name,
@@ -52,22 +50,6 @@ class Svhn(Reader):
             raise damaged(self.name, path, "holds labels y outside 1 to 10")
         digits = labels.reshape(-1).astype(np.int64) % 10
         return Split(ArraySource(np.ascontiguousarray(pixels.transpose(3, 0, 1, 2))), digits)
-
-    def _read(self, path: Path) -> tuple[np.ndarray, np.ndarray]:
-        # Only this dataset needs scipy.io, and importing it takes a while.
-        from scipy.io import loadmat
-        from scipy.io.matlab import MatReadError
-
-        # What loadmat was seen to raise on truncated and altered files; NotImplementedError is for Matlab 7.3's format.
-        unreadable = (MatReadError, ValueError, TypeError, LookupError, ArithmeticError, NameError)
-        try:
-            content = loadmat(path, variable_names=("X", "y"))
-        except (*unreadable, NotImplementedError, EOFError, OSError, MemoryError, zlib.error) as error:
-            raise damaged(self.name, path, f"is not a readable Matlab file ({error})") from None
-        for variable in ("X", "y"):
-            if not isinstance(content.get(variable), np.ndarray):
-                raise damaged(self.name, path, f"holds no array '{variable}'")
-        return content["X"], content["y"]
 
 
 DATASETS.register("svhn")(Svhn())

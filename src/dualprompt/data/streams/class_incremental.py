@@ -17,10 +17,10 @@ from dualprompt.errors import DualPromptError, nearest
 def class_incremental(config: BenchmarkConfig, seed: int, datasets: Sequence[Dataset]) -> list[Plan]:
     """Cut a single dataset into `config.tasks`; a list is one task for each.
 
-    "shuffled" permutes the classes of a dataset before it is cut by numbers of classes; where the config says what
-    each task holds (a list of datasets, or class names) it permutes the tasks.
+    The order permutes the classes of a dataset before it is cut by numbers of classes; where the config says what each
+    task holds (a list of datasets, or class names) it permutes the tasks.
     """
-    order = order_of(config, seed)
+    order = order_of(_numbered(config, datasets), seed)
     named = [task for task in config.tasks if isinstance(task, list)] if isinstance(config.tasks, list) else []
     if isinstance(config.dataset, list):
         plans = [whole(name, i, datasets[i]) for i, name in enumerate(names_of(config))]
@@ -29,12 +29,23 @@ def class_incremental(config: BenchmarkConfig, seed: int, datasets: Sequence[Dat
         plans = [Plan(None, 0, _members(task, datasets[0].classes), tuple(task)) for task in named]
     else:
         classes = datasets[0].classes
-        counts = _counts(config.tasks, len(classes))
+        counts = _counts(config.tasks, len(classes), config.first)
         groups = np.split(order(len(classes)), np.cumsum(counts)[:-1]) if counts else []
         plans = [Plan(None, 0, group.tolist(), tuple(classes[i] for i in group)) for group in groups]
         order = np.arange  # the shuffle is spent on the classes
     _refuse_returning(plans)
     return [plans[i] for i in order(len(plans))]
+
+
+def _numbered(config: BenchmarkConfig, datasets: Sequence[Dataset]) -> BenchmarkConfig:
+    """Return the config with the names of an order that lists the classes of one dataset replaced by their numbers."""
+    names = (
+        [name for name in config.class_order if isinstance(name, str)] if isinstance(config.class_order, list) else []
+    )
+    if not names or isinstance(config.dataset, list):
+        return config
+    numbers = _members([one_form(name) for name in names], datasets[0].classes, "class_order")
+    return config.model_copy(update={"class_order": numbers})
 
 
 def _refuse_returning(plans: Sequence[Plan]) -> None:
@@ -50,15 +61,19 @@ def _refuse_returning(plans: Sequence[Plan]) -> None:
                 )
 
 
-def _members(task: Sequence[str], classes: Sequence[str]) -> list[int]:
-    for name in task:
+def _members(names: Sequence[str], classes: Sequence[str], option: str = "tasks") -> list[int]:
+    for name in names:
         if name not in classes:
-            raise DualPromptError(f"benchmark.tasks: unknown class '{name}'; {nearest(name, classes)}")
-    return [classes.index(name) for name in task]
+            raise DualPromptError(f"benchmark.{option}: unknown class '{name}'; {nearest(name, classes)}")
+    return [classes.index(name) for name in names]
 
 
-def _counts(tasks: int | list[int] | list[list[str]] | None, total: int) -> list[int]:
-    """Return how many classes each task has."""
+def _counts(tasks: int | list[int] | list[list[str]] | None, total: int, first: int | None = None) -> list[int]:
+    """Return how many classes each task has; a `first` one comes before those that `tasks` says."""
+    if first is not None:
+        if first >= total:
+            raise DualPromptError(f"benchmark.first: {first} of {total} classes leave none for the tasks that follow")
+        return [first, *_counts(tasks, total - first)]
     if tasks is None:
         return [total]
     if isinstance(tasks, int):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from dualprompt.config import BenchmarkConfig
 from dualprompt.data.sources import Dataset
 from dualprompt.data.stream import STREAMS, Plan, order_of
@@ -14,7 +16,8 @@ from dualprompt.errors import DualPromptError
 def domain_incremental(config: BenchmarkConfig, seed: int, datasets: Sequence[Dataset]) -> list[Plan]:
     """Make each dataset or folder of the list a domain; all must have the same classes, by name.
 
-    Classes are numbered as the first of the list has them. "shuffled" permutes the domains.
+    Classes are numbered as the first of the list has them. The order permutes the domains. A domain is without a class
+    that it has no training images or no test images of (DomainNet's paintings are without two).
     """
     if not isinstance(config.dataset, list) or len(datasets) < 2:
         raise DualPromptError(
@@ -29,8 +32,9 @@ def domain_incremental(config: BenchmarkConfig, seed: int, datasets: Sequence[Da
                 f"domains have the same classes, but '{strange[0]}' is in '{owner.name}' and not in '{other.name}'; "
                 "add or remove it, or set benchmark.stream: class"
             )
-    plans = [
-        Plan(dataset.name, place, [dataset.classes.index(name) for name in classes], classes)
-        for place, dataset in enumerate(datasets)
-    ]
+    plans = []
+    for place, dataset in enumerate(datasets):
+        there = set(np.unique(dataset.train.labels)) & set(np.unique(dataset.test.labels))
+        members = {name: number for name in classes if (number := dataset.classes.index(name)) in there}
+        plans.append(Plan(dataset.name, place, list(members.values()), tuple(members)))
     return [plans[i] for i in order_of(config, seed)(len(plans))]
