@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 import torch
 
+from dualprompt.backbones.base import sampled_layers
 from dualprompt.data.sources import DATASETS
 from dualprompt.errors import DualPromptError, InterruptedRunError
 from dualprompt.learner import ContinualLearner
+from dualprompt.methods import dualprompt_lda
 from dualprompt.methods import leave_one_out as loo
 from dualprompt.methods.contract import Batch
 from dualprompt.methods.dualprompt_lda import DualPromptLDA
@@ -24,6 +26,7 @@ from dualprompt.methods.statistics import shrunk, within_class
 from dualprompt.metrics import wilson
 from dualprompt.model.outcomes import Outcome, confusion, renamed, without
 from dualprompt.progress import Advanced, Event, Progress
+from helpers import as_vit
 from sandbox import World, call, write_weights
 
 ALL = ("ash", "birch", "cedar", "elm", "fir", "hazel")
@@ -51,10 +54,10 @@ def test_leaving_one_out_is_making_all_without_it(choice: loo.Discriminator) -> 
     features, labels = clouds()
     means, scatter = within_class(features, labels, 4)
     counts = torch.bincount(labels).double()
-    made = loo.whiten(choice, scatter, len(labels) - 4, means, 3)
+    made = loo.whiten(choice, scatter, len(labels) - 4, means, 2)
     found = loo.distances(features, labels, means, counts, made)
     precision = made.root @ made.root.T
-    width = 3 if choice.class_only else 6
+    width = 6 if choice.parts is None else 2 * choice.parts
     covariance = torch.linalg.inv(precision[:width, :width])
     for i, (x, y) in enumerate(zip(features[:, :width], labels, strict=True)):
         others = [j for j in range(len(labels)) if labels[j] == y and j != i]
@@ -69,7 +72,7 @@ def test_leaving_one_out_is_making_all_without_it(choice: loo.Discriminator) -> 
 def test_the_rule_is_discriminant_analysis_with_as_many_samples_as_are_free() -> None:
     features, labels = clouds()
     means, scatter = within_class(features, labels, 4)
-    made = loo.whiten(loo.CHOICES[0], scatter, 24, means, 6)
+    made = loo.whiten(loo.CHOICES[0], scatter, 24, means, 3)
     torch.testing.assert_close(made.root @ made.root.T, torch.linalg.inv(shrunk(scatter, 24)))
     weight, bias = loo.linear(means, made, 1.0)
     away = features[:, None] - means
@@ -86,9 +89,10 @@ def test_another_choice_must_win_by_more_than_chance() -> None:
     def with_errors(count: int) -> torch.Tensor:
         return torch.cat([wrong.repeat(count, 1), right.repeat(30 - count, 1)])
 
-    evidence.add([with_errors(1), same, same, same, same, same], labels)
+    others = len(loo.CHOICES) - 2
+    evidence.add([with_errors(1), same, *[same] * others], labels)
     assert evidence.choice() == 0  # one image more is chance
-    evidence.add([with_errors(9), same, with_errors(9), with_errors(9), with_errors(9), with_errors(9)], labels)
+    evidence.add([with_errors(9), same, *[with_errors(9)] * others], labels)
     assert evidence.choice() == 1
 
 
@@ -382,3 +386,39 @@ def test_backbones_are_compared_and_nothing_is_learned(world: World, tmp_path: P
     assert not list(tmp_path.glob(".*"))
     assert "nothing was learned" in call(*arguments).out
     assert "is named twice" in call(*arguments[:4], f"{world.weights},{world.weights}").error
+
+
+def test_layers_are_read_on_the_way(world: World) -> None:
+    """The means of patches that left a quarter, a half and three quarters of the layers, by a pass that keeps all."""
+    assert [sampled_layers(depth) for depth in (1, 2, 3, 4, 12, 24)] == [(), (), (1,), (1, 2), (3, 6, 9), (6, 12, 18)]
+    vit = as_vit(ContinualLearner(str(world.weights), device="cpu")._model.method.backbone)
+    images = torch.randn(3, 3, vit.input_size, vit.input_size, generator=torch.Generator().manual_seed(1))
+    tokens, kept = vit.embed(images), []
+    for block in vit.blocks:
+        tokens = block(tokens)
+        kept.append(vit.norm(tokens))
+    patches = [layer[:, -(vit.config.grid**2) :].mean(dim=1) for layer in kept]
+    expected = torch.cat([kept[-1][:, 0], patches[-2], patches[0]], dim=1)  # of three layers
+    torch.testing.assert_close(vit.rest(vit.stem(images, 1), 1, None, "class+layers"), expected)
+    torch.testing.assert_close(vit.rest(vit.stem(images), 0, None, "class+layers"), expected)
+    with pytest.raises(AssertionError, match="passed already"):
+        vit.rest(vit.stem(images, 2), 2, None, "class+layers")
+
+
+def test_a_learner_reads_layers_unless_that_is_too_wide(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def made(**options: Any) -> DualPromptLDA:
+        return cast(DualPromptLDA, ContinualLearner(str(world.weights), options=options, device="cpu")._model.method)
+
+    dim = made().backbone.dim
+    assert (made().width, made().near, made().shared_layers) == (3 * dim, 2 * dim, 1)
+    assert (made(reads="class").width, made(reads="class+patches").width) == (dim, 2 * dim)
+    monkeypatch.setattr(dualprompt_lda, "WIDEST", 3 * dim - 1)
+    assert (made().width, made().outputs) == (2 * dim, "class+patches")
+
+
+def test_evidence_about_other_choices_is_forgotten() -> None:
+    evidence = loo.Evidence()
+    evidence.restore({"duels": torch.ones(4, 2), "losses": torch.ones(4, 12)})
+    assert not evidence.duels.any()
+    evidence.restore({"duels": torch.ones(len(loo.CHOICES), 2), "losses": torch.ones(len(loo.CHOICES), 12)})
+    assert evidence.duels.all()

@@ -68,8 +68,11 @@ class Killer:
 KILLER = Killer()
 
 
+Knows = dict[str, frozenset[int]]  # classes, and the lessons that taught each, by their numbers
+
+
 class Life(RuleBasedStateMachine):
-    """A model on disk, and beside it what each of its versions must know."""
+    """A model on disk, and beside it what each of its versions must know and answers."""
 
     world: World
     method: str
@@ -82,19 +85,24 @@ class Life(RuleBasedStateMachine):
         learner = ContinualLearner(str(self.world.weights), self.method, options=METHODS[self.method], device="cpu")
         self.taught(learner, ["ash", "birch"])
         learner.save(self.model)
+        self.knows: dict[int, Knows] = {}  # what each version must know, worked out here
         self.known: dict[int, Any] = {}  # what each version answers
         self.gone: set[str] = set()  # forgotten for good
-        self.note()
+        self.note(dict.fromkeys(("ash", "birch"), frozenset({1})))
 
     def teardown(self) -> None:
         shutil.rmtree(self.root)
 
     def taught(self, learner: ContinualLearner, names: list[str]) -> None:
-        learner.learn({name: pictures(self.world, name)[:4] for name in names})
+        learner.learn({name: pictures(self.world, name)[:4] for name in names}, work=self.root / "work")
+
+    @property
+    def now(self) -> Knows:
+        return self.knows[versions.listed(self.model)[-1].number]
 
     @property
     def classes(self) -> tuple[str, ...]:
-        return versions.listed(self.model)[-1].classes
+        return tuple(self.now)
 
     def load(self) -> ContinualLearner:
         return ContinualLearner.load(self.model, "cpu")
@@ -109,17 +117,17 @@ class Life(RuleBasedStateMachine):
             assert sum(score.probability for score in answer.top) == pytest.approx(1, abs=1e-4)
         return learner.classes, [[score.probability for score in answer.top] for answer in answers]
 
-    def note(self) -> None:
-        self.known[versions.listed(self.model)[-1].number] = self.answers()
+    def note(self, knows: Knows) -> None:
+        number = versions.listed(self.model)[-1].number
+        self.knows[number], self.known[number] = knows, self.answers()
 
-    def change(self, do: Callable[[ContinualLearner], object], kill: int | None) -> bool:
-        """Change the model and save it, perhaps killed while saving; return whether the new one is there."""
+    def change(self, do: Callable[[ContinualLearner], object], kill: int | None, knows: Knows) -> bool:
+        """Change the model and save it, perhaps killed meanwhile; return whether one is there that `knows` so."""
         learner, number = self.load(), versions.listed(self.model)[-1].number
-        do(learner)
-        KILLER.do(self.root, 10**9 if kill is None else kill, lambda: learner.save(self.model))
+        KILLER.do(self.root, 10**9 if kill is None else kill, lambda: (do(learner), learner.save(self.model)))
         changed = versions.listed(self.model)[-1].number != number
         if changed:
-            self.note()
+            self.note(knows)
         else:
             assert self.answers() == self.known[number]
         return changed
@@ -134,7 +142,8 @@ class Life(RuleBasedStateMachine):
         left = [name for name in CLASSES if name not in self.classes]
         if left:
             names = data.draw(st.lists(st.sampled_from(left), min_size=1, max_size=2, unique=True))
-            if self.change(lambda learner: self.taught(learner, names), kill):
+            knows = self.now | dict.fromkeys(names, frozenset({self.load()._model.next_id}))
+            if self.change(lambda learner: self.taught(learner, names), kill, knows):
                 self.gone -= set(names)
 
     @precondition(lambda self: self.classes)
@@ -142,14 +151,18 @@ class Life(RuleBasedStateMachine):
     def more(self, data: st.DataObject, kill: int | None) -> None:
         names = self.some(data)
         images = {name: pictures(self.world, data.draw(st.sampled_from(CLASSES)))[4:6] for name in names}
-        self.change(lambda learner: learner.more(images), kill)
+        model, knows = self.load()._model, self.now
+        if not model.method.takes_more:  # then they are a further lesson
+            knows = knows | {name: knows[name] | {model.next_id} for name in names}
+        self.change(lambda learner: learner.more(images), kill, knows)
 
     @precondition(lambda self: self.classes)
     @rule(data=st.data(), kill=kills)
     def rename(self, data: st.DataObject, kill: int | None) -> None:
         free = [name for name in (*NAMES, *CLASSES) if name not in self.classes]
         [old], new = self.some(data)[:1], data.draw(st.sampled_from(free))
-        if self.change(lambda learner: learner.rename(old, new), kill):
+        knows = {new if name == old else name: own for name, own in self.now.items()}
+        if self.change(lambda learner: learner.rename(old, new), kill, knows):
             self.gone.discard(new)
 
     @precondition(lambda self: len(self.classes) > 1)
@@ -157,22 +170,34 @@ class Life(RuleBasedStateMachine):
     def merge(self, data: st.DataObject, kill: int | None) -> None:
         names = self.some(data, 2)
         into = data.draw(st.sampled_from([*self.classes, *NAMES]))
-        if self.change(lambda learner: learner.merge(names, into), kill):
+        parts = {*names, *({into} & set(self.classes))}
+        one = frozenset[int]().union(*(self.now[name] for name in parts))
+        knows = {name: own for name, own in self.now.items() if name not in parts} | {into: one}
+        if self.change(lambda learner: learner.merge(names, into), kill, knows):
             self.gone.discard(into)
 
     @precondition(lambda self: self.classes)
     @rule(data=st.data(), kill=kills)
     def forget(self, data: st.DataObject, kill: int | None) -> None:
         [name] = self.some(data)[:1]
-        if self.change(lambda learner: learner.forget(name, "class"), kill):
-            assert name not in self.classes
+        knows = {other: own for other, own in self.now.items() if other != name}
+        self.change(lambda learner: learner.forget(name, "class"), kill, knows)
+
+    @precondition(lambda self: self.classes)
+    @rule(data=st.data(), kill=kills)
+    def forget_lesson(self, data: st.DataObject, kill: int | None) -> None:
+        """What it taught goes; a class that other lessons taught too stays."""
+        lesson = data.draw(st.sampled_from(sorted(frozenset[int]().union(*self.now.values()))))
+        knows = {name: own - {lesson} for name, own in self.now.items() if own != {lesson}}
+        self.change(lambda learner: learner.forget(lesson, "task"), kill, knows)
 
     @precondition(lambda self: self.classes)
     @rule(data=st.data(), kill=kills)
     def purge(self, data: st.DataObject, kill: int | None) -> None:
         [name] = self.some(data)[:1]
         owners = versions.holders(self.model, name, "class")
-        if self.change(lambda learner: learner.forget(name, "class"), None):
+        knows = {other: own for other, own in self.now.items() if other != name}
+        if self.change(lambda learner: learner.forget(name, "class"), None, knows):
             done = KILLER.do(self.root, 99 if kill is None else kill, lambda: versions.purge(self.model, owners))
             if not done:  # whoever is killed says nothing, and the command is given again
                 versions.purge(self.model, owners)
@@ -189,12 +214,15 @@ class Life(RuleBasedStateMachine):
             self.root, 99 if kill is None else kill, lambda: versions.rollback(self.model, number, device="cpu")
         )
         now = versions.listed(self.model)[-1].number
-        assert now == current.number + 1 if done else now in (current.number, current.number + 1)
-        expected = self.known[(earlier[-1].number if number is None else number) if now > current.number else now]
-        found = self.answers()
+        back = earlier[-1].number if number is None else number
+        if done and now == current.number:  # nothing but the number would have been another
+            assert self.known[back] == self.known[now]
+        assert now in (current.number, current.number + 1)
+        back = back if now > current.number else now
+        expected, found = self.known[back], self.answers()
         assert found[0] == expected[0]
         torch.testing.assert_close(torch.tensor(found[1]), torch.tensor(expected[1]), rtol=0, atol=1e-5)
-        self.note()
+        self.note(self.knows[back])
 
     @invariant()
     def everything_is_whole(self) -> None:
@@ -202,6 +230,7 @@ class Life(RuleBasedStateMachine):
         assert len(earlier) <= saved.KEPT
         for version in (*earlier, current):
             assert version.classes == self.known[version.number][0]
+            assert set(version.classes) == set(self.knows[version.number])
             assert not self.gone & set(version.classes)
         for version in earlier:
             saved.read(self.model, version.number)  # its tensors have the checksum that it names

@@ -127,8 +127,8 @@ def press(page: Any, *keys: str) -> None:
         page.keyboard.press(key)
 
 
-def reach(page: Any, name: str, most: int = 80) -> None:
-    """Press Tab until what has the focus is called so."""
+def reach(page: Any, name: str, most: int = 80, *, back: bool = False) -> None:
+    """Press Tab, or with Shift to go `back`, until what has the focus is called so."""
     for _ in range(most):
         at = page.evaluate(
             "(() => { const at = document.activeElement; const label = at.labels?.[0];"
@@ -136,54 +136,89 @@ def reach(page: Any, name: str, most: int = 80) -> None:
         )
         if name in at:
             return
-        page.keyboard.press("Tab")
+        page.keyboard.press("Shift+Tab" if back else "Tab")
     raise AssertionError(f"'{name}' is not reached by Tab")
 
 
-def test_the_same_with_the_keyboard_alone(page: Any, place: Place, new: str) -> None:
+def choose(page: Any, name: str, files: Any) -> None:
+    """Reach a button for files, press Enter on it, and give it some."""
+    reach(page, name)
+    with page.expect_file_chooser() as chooser:
+        press(page, "Enter")
+    chooser.value.set_files(files)
+
+
+def learned(page: Any, words: str) -> None:
+    """Wait until a lesson has ended; whatever a look at the pictures found, it is taught."""
+    done, anyway = page.get_by_role("heading", name="Learned"), page.get_by_role("button", name="Teach it anyway")
+    expect(done.or_(anyway)).to_be_visible(timeout=SLOW)
+    if anyway.is_visible():
+        reach(page, "teach-start")
+        press(page, "Enter")
+    expect(done).to_be_visible(timeout=SLOW)
+    expect(page.locator("#job-end")).to_contain_text(words)
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "dark"), (390, "light")])
+def test_the_same_with_the_keyboard_alone(page: Any, place: Place, new: str, width: int, scheme: str) -> None:
+    page.set_viewport_size({"width": width, "height": 900})
+    page.emulate_media(color_scheme=scheme)
+    walker = Walker(page, f"keyboard-{width}-{scheme}")
     page.goto(new)
     reach(page, "add-name")
     for name in ("red", "blue"):
         page.keyboard.type(name)
         with page.expect_file_chooser() as chooser:
             press(page, "Enter")
-        chooser.value.set_files(sorted((place.pictures / "train" / name).iterdir()))
+        chooser.value.set_files(sorted((place.pictures / "train" / name).iterdir())[:8])
         expect(page.locator("#lesson-count")).to_contain_text("class")
         expect(page.locator("#add-name")).to_be_focused()
-    expect(page.locator("#lesson-count")).to_have_text("2 classes, 24 pictures")
+    expect(page.locator("#lesson-count")).to_have_text("2 classes, 16 pictures")
     reach(page, "teach-start")
+    walker.look("teach")
     press(page, "Enter")
-    learned, anyway = page.get_by_role("heading", name="Learned"), page.get_by_role("button", name="Teach it anyway")
-    expect(learned.or_(anyway)).to_be_visible(timeout=SLOW)
-    if anyway.is_visible():
-        reach(page, "teach-start")
-        press(page, "Enter")
-    expect(learned).to_be_visible(timeout=SLOW)
+    learned(page, "blue and red")
+
     reach(page, "Classify pictures")
     press(page, "Enter")
     expect(page.locator("#tab-classify")).to_be_focused()
-    reach(page, "classify-files")
-    with page.expect_file_chooser() as chooser:
-        press(page, "Enter")
-    chooser.value.set_files(place.some("red"))
+    choose(page, "classify-files", place.some("red"))
     assert answers(page)["red.png"].startswith("red")
     reach(page, "Wrong? red.png")
     press(page, "Enter")
     page.keyboard.type("blue")
+    walker.look("correct")
     press(page, "Enter")
     expect(page.locator("#corrections-text")).to_have_text("1 correction to be taught.")
-    page.locator("#tab-classify").focus()
-    press(page, "End")
+    reach(page, "corrections-teach", back=True)
+    press(page, "Enter")
+    learned(page, "More pictures of blue.")
+
+    reach(page, "See the model")
+    press(page, "Enter")
     expect(page.get_by_role("heading", name="What it knows")).to_be_visible()
     reach(page, "Change the class red")
     press(page, "Enter")
     expect(page.get_by_role("dialog")).to_be_visible()
+    choose(page, "class-more", sorted((place.pictures / "train" / "red").iterdir())[8:])
+    learned(page, "More pictures of red.")
+    reach(page, "See the model")
+    press(page, "Enter")
+    expect(page.locator("#tasks .task-facts")).to_contain_text("from 21 pictures")
+    reach(page, "Change the class red")
+    press(page, "Enter")
     reach(page, "class-name")
     press(page, "Control+a")
     page.keyboard.type("crimson")
     press(page, "Enter")
     expect(page.locator(".chip-name")).to_have_text(["blue", "crimson"])
-    reach(page, "Forget the class crimson")
+
+    choose(page, "test-folder", place.folder("blue", images=3))
+    expect(page.locator("#confusion-words")).to_contain_text(re.compile(r"Your pictures. \d of 3 right"))
+    reach(page, "What was taken for what")  # which scrolls with the arrow keys
+    walker.look("confusion")
+
+    reach(page, "Forget the class crimson", back=True)
     press(page, "Enter")
     reach(page, "Forget it", 4)
     press(page, "Enter")
@@ -191,6 +226,7 @@ def test_the_same_with_the_keyboard_alone(page: Any, place: Place, new: str) -> 
     reach(page, "undo")
     press(page, "Enter")
     expect(page.locator(".chip-name")).to_have_text(["blue", "crimson"])
+    walker.look("undone")
 
 
 def test_review_in_the_page(page: Any, place: Place, world: World, tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from dualprompt.commands import (
 from dualprompt.commands.common import Commands, Parser, dotted_options
 from dualprompt.errors import DualPromptError, InterruptedRunError, LostProcessError, nearest, one_line
 from dualprompt.progress import speaks
+from dualprompt.threads import wait_asleep
 
 GROUPS = {
     "run benchmarks": ("run", "resume", "table", "sweep", "study"),
@@ -60,6 +61,8 @@ examples:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
+    if argv is None:  # else whoever called us has torch already, and a mind of their own
+        wait_asleep()
     code = answer(list(sys.argv[1:] if argv is None else argv))
     torch = sys.modules.get("torch") if argv is None else None  # with argv, whoever called us goes on
     if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():

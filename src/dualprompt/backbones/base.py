@@ -204,7 +204,12 @@ class LayerPrompt:
 Prompts = Mapping[int, LayerPrompt]
 """Layer number, counted from 1 as in the paper, to what that layer receives."""
 
-Outputs = Literal["class", "prompts", "class+patches"]
+Outputs = Literal["class", "prompts", "class+patches", "class+layers"]
+
+
+def sampled_layers(depth: int) -> tuple[int, ...]:
+    """Return the layers at a quarter, a half and three quarters of a depth, as far as they come before the last two."""
+    return tuple(dict.fromkeys(layer for part in (1, 2, 3) if 0 < (layer := round(part * depth / 4)) < depth - 1))
 
 
 class PromptableBackbone(Backbone):
@@ -233,7 +238,8 @@ class PromptableBackbone(Backbone):
         """Return (batch, dim) features from the tokens that left layer number `layers`.
 
         They are those of the class token, or the mean of those of the tokens that the prompts have added. With the
-        patches, (batch, 2 dim), the mean of the patches' comes second.
+        patches, (batch, 2 dim), the mean of the patches' comes second. With layers, the means of the patches that
+        left each of `sampled_layers` come after these; `layers` must not be beyond the first of them.
         """
 
     @abstractmethod

@@ -10,7 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dualprompt.backbones.base import LayerPrompt, Linear, Outputs, PromptableBackbone, Prompts, compiled
+from dualprompt.backbones.base import (
+    LayerPrompt,
+    Linear,
+    Outputs,
+    PromptableBackbone,
+    Prompts,
+    compiled,
+    sampled_layers,
+)
 from dualprompt.backbones.passes import passed
 
 
@@ -266,7 +274,8 @@ class VisionTransformer(PromptableBackbone):
 
         They are what the final LayerNorm makes of the class token, or the mean of what it makes of the tokens that
         the prompts have added. With the patches, (batch, 2 dim), the mean of what it makes of the patches' tokens
-        before the last layer comes second: only the class token is computed in that one.
+        before the last layer comes second: only the class token is computed in that one. With layers, the same of
+        `sampled_layers` comes after that.
         """
         run = compiled(VisionTransformer._rest) if self.compiled else VisionTransformer._rest
         return passed(self, run(self, x, layers, prompts, outputs), 1 - layers / self.depth)
@@ -287,6 +296,10 @@ class VisionTransformer(PromptableBackbone):
 
     def _rest(self, x: Tensor, layers: int, prompts: Prompts | None, outputs: Outputs) -> Tensor:
         class_at = 0
+        patches = outputs in ("class+patches", "class+layers")
+        sampled = sampled_layers(self.depth) if outputs == "class+layers" else ()
+        read = (*sampled, self.depth - 1) if patches else ()
+        assert all(layer >= layers for layer in read), "these layers are passed already"
         pooled: list[Tensor] = []
         for number, block in enumerate(self.blocks[layers:], start=layers + 1):
             prompt = prompts.get(number) if prompts else None
@@ -296,13 +309,13 @@ class VisionTransformer(PromptableBackbone):
                 class_at += tokens.shape[1]
             # Where only the class token leaves the last layer, only it is computed there.
             last = outputs != "prompts" and number == len(self.blocks)
-            if last and outputs == "class+patches":
+            if number - 1 in read:
                 pooled.append(self.norm(x[:, -(self.config.grid**2) :]).mean(dim=1))
             x = block(x, prompt, class_at if last else None)
         if outputs == "prompts":
             return self.norm(x[:, :class_at]).mean(dim=1)
         feature = self.norm(x[:, 0])
-        return torch.cat([feature, *pooled], dim=1) if pooled else feature
+        return torch.cat([feature, *pooled[-1:], *pooled[:-1]], dim=1) if pooled else feature
 
 
 def resize_positions(pos_embed: Tensor, special: int, grid: int) -> Tensor:

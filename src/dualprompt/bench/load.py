@@ -1,7 +1,8 @@
-"""The load test: `python -m dualprompt.bench.load [--model DIR] [--engine onnx] [--int8] [--json]`.
+"""The load test: `python -m dualprompt.bench.load [--model DIR] [--engines torch,int8] [--publish FILE.json]`.
 
-Two servers with the same model run on this machine, one that batches and one that does not; clients on the loopback
-interface ask both in turns, so that whatever else the machine does hits both. Everything is bounded in count and time.
+For each engine two servers with the same model run on this machine, one that batches and one that does not; clients on
+the loopback interface ask all of them in turns, so that whatever else the machine does hits all. How much else it did
+is measured too. Everything is bounded in count and time.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+import urllib.request
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,8 +30,14 @@ from urllib.parse import urlsplit
 import numpy as np
 from PIL import Image
 
+from dualprompt.bench.machine import Meter, Usage
+from dualprompt.threads import wait_asleep
+
 BOUNDARY = "dualprompt-load"
-START_SECONDS = 120
+START_SECONDS = 300
+ENGINES = {"torch": ("--engine", "torch"), "onnx": ("--engine", "onnx"), "int8": ("--engine", "onnx", "--int8")}
+TAUGHT = ("mini-fruit", "mini-leaves")  # real pictures that come with the package
+EACH, CHECKED = 10, 5  # of them a class: taught, and asked to see whether an engine changes answers
 
 
 @dataclass
@@ -38,18 +46,24 @@ class Tally:
 
     seconds: list[float] = field(default_factory=list)
     errors: int = 0
-    wall: float = 0.0
+    usage: Usage = field(default_factory=Usage)  # of the server
 
     def figures(self) -> dict[str, Any]:
-        """Return requests a second, percentiles in milliseconds, and errors."""
+        """Return requests a second, percentiles in milliseconds, errors, and what the processors did."""
         milliseconds = sorted(1000 * each for each in self.seconds)
+        wall, own, others = self.usage.wall, self.usage.own, self.usage.others_share
         return {
             "requests": len(milliseconds),
             "errors": self.errors,
-            "per_second": round(len(milliseconds) / self.wall, 1) if self.wall else 0.0,
+            "per_second": round(len(milliseconds) / wall, 1) if wall else 0.0,
             "p50_ms": round(statistics.median(milliseconds), 1) if milliseconds else None,
             "p95_ms": round(milliseconds[int(0.95 * (len(milliseconds) - 1))], 1) if milliseconds else None,
+            "cpu_ms": round(1000 * own / len(milliseconds), 1) if milliseconds and own is not None else None,
+            "others_percent": None if others is None else round(100 * others, 1),
         }
+
+    def __add__(self, more: Tally) -> Tally:
+        return Tally(self.seconds + more.seconds, self.errors + more.errors, self.usage + more.usage)
 
 
 def picture(width: int, height: int, seed: int = 0, colour: tuple[int, int, int] = (120, 90, 60)) -> bytes:
@@ -74,6 +88,29 @@ def demo_model(folder: Path, backbone: str = "embedded") -> Path:
         data = {name: [picture(160, 120, seed, colour) for seed in range(8)] for name, colour in colours.items()}
         learner.learn(data, f"task {task + 1}", epochs=1)
     return learner.save(folder)
+
+
+def real_model(folder: Path) -> tuple[Path, Path]:
+    """Teach a new model real pictures; return its directory, and a folder of pictures that it was not taught."""
+    from dualprompt.data.sources import DATASETS, ArraySource
+    from dualprompt.learner import ContinualLearner
+
+    learner, asked = ContinualLearner(device="cpu"), folder / "asked"
+    for name in TAUGHT:
+        dataset = DATASETS[name].load(Path())
+        taught: dict[str, list[np.ndarray]] = {}
+        for split, most in ((dataset.train, EACH), (dataset.test, CHECKED)):
+            assert isinstance(split.source, ArraySource)
+            for number, label in enumerate(dataset.classes):
+                rows = [split.source.pixels[i] for i in np.flatnonzero(split.labels == number)[:most]]
+                if split is dataset.train:
+                    taught[label] = rows
+                    continue
+                (asked / label).mkdir(parents=True)
+                for place, row in enumerate(rows):
+                    Image.fromarray(row).save(asked / label / f"{place}.png")
+        learner.learn(taught, name, prompts="never")
+    return learner.save(folder / "model"), asked
 
 
 def request_for(image: bytes, host: str) -> bytes:
@@ -138,7 +175,7 @@ async def ask(address: str, image: bytes, clients: int, requests: int, seconds: 
     began = time.perf_counter()
     for outcome in await asyncio.gather(*(client() for _ in range(clients)), return_exceptions=True):
         tally.errors += isinstance(outcome, BaseException)
-    tally.wall = time.perf_counter() - began
+    tally.usage = Usage(time.perf_counter() - began, None, None)
     return tally
 
 
@@ -150,83 +187,121 @@ def peak_megabytes(process: int) -> float | None:
     return None
 
 
-def joined(tallies: list[Tally]) -> Tally:
-    """Return several tallies as one."""
-    return Tally(
-        [each for tally in tallies for each in tally.seconds],
-        sum(tally.errors for tally in tallies),
-        sum(tally.wall for tally in tallies),
-    )
+@dataclass
+class Asked:
+    """A server, and what its clients saw."""
+
+    engine: str
+    batched: bool
+    address: str
+    process: int
+    idle: Tally = field(default_factory=Tally)
+    loaded: Tally = field(default_factory=Tally)
+
+    def turn(self, image: bytes, clients: int, requests: int, seconds: float) -> Tally:
+        """Let clients ask for a while, and count what this process, the server and others used meanwhile."""
+        meter = Meter(self.process, beside=[os.getpid()])
+        tally = asyncio.run(ask(self.address, image, clients, requests, seconds))
+        tally.usage = meter.usage()
+        return tally
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        with urllib.request.urlopen(f"{self.address}/model") as reply:
+            agreement = json.loads(reply.read())["engine"]["agreement"]
+        return {
+            "engine": self.engine,
+            "batched": self.batched,
+            "idle": self.idle.figures() if self.idle.seconds else None,
+            "loaded": self.loaded.figures(),
+            "agreement": agreement and {key: agreement[key] for key in ("images", "changed", "before", "after")},
+            "peak_memory_mb": peak_megabytes(self.process),
+        }
 
 
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Run both servers and the clients; return all figures."""
-    source = options.model or demo_model(folder / "model")
+    """Run the servers and the clients; return all figures."""
+    from dualprompt.bench import passes
+    from dualprompt.learner import ContinualLearner
+
+    source, check = (options.model, options.check) if options.model else real_model(folder)
     image = options.image.read_bytes() if options.image else picture(*options.size)
-    places = {name: folder / name for name in ("batched", "unbatched")}
-    for place in places.values():
-        shutil.copytree(source, place, ignore=shutil.ignore_patterns(".serve"))
-    engine = ["--engine", options.engine, *(["--int8"] if options.int8 else [])]
-    alone = [*engine, "--max-batch", "1"]
-    with server(places["batched"], *engine) as (batched, pid), server(places["unbatched"], *alone) as (unbatched, _):
-        for address in (batched, unbatched):
-            asyncio.run(ask(address, image, 4, 40, 30))  # the first passes are slower
-        idle = asyncio.run(ask(batched, image, 1, options.idle_requests, options.seconds))
-        rounds: dict[str, list[Tally]] = {"batched": [], "unbatched": []}
+    learner = ContinualLearner.load(source, device="cpu")
+    alone = passes.measure(learner, options.passes) if options.passes else []
+    with contextlib.ExitStack() as stack:
+        asked: list[Asked] = []
+        for engine in options.engines:
+            for batched in (True, False):
+                copy = shutil.copytree(
+                    source, folder / f"{engine}-{batched}", ignore=shutil.ignore_patterns(".serve", "versions")
+                )
+                words = [*ENGINES[engine], *([] if batched else ["--max-batch", "1"])]
+                words += ["--check", str(check)] if check and engine != "torch" else []
+                asked.append(Asked(engine, batched, *stack.enter_context(server(Path(copy), *words))))
+        for each in asked:
+            each.turn(image, 4, 40, 30)  # the first passes are slower
         for _ in range(options.rounds):
-            for name, address in (("batched", batched), ("unbatched", unbatched)):
-                each_round = options.requests // options.rounds
-                rounds[name].append(asyncio.run(ask(address, image, options.clients, each_round, options.seconds)))
-        memory = peak_megabytes(pid)
-    loaded = {name: joined(tallies).figures() for name, tallies in rounds.items()}
+            for each in asked:
+                if each.batched:
+                    each.idle += each.turn(image, 1, options.idle_requests // options.rounds, options.seconds)
+                share = options.requests // options.rounds
+                each.loaded += each.turn(image, options.clients, share, options.seconds)
+        servers = [each.to_dict() for each in asked]
+    facts = learner.info()
     return {
         "cores": os.cpu_count(),
-        "engine": options.engine,
-        "int8": options.int8,
-        "image_bytes": len(image),
         "clients": options.clients,
-        "idle": idle.figures(),
-        **loaded,
-        "ratio": round(loaded["batched"]["per_second"] / max(loaded["unbatched"]["per_second"], 1e-9), 2),
-        "peak_memory_mb": memory,
+        "image_bytes": len(image),
+        "model": {
+            "backbone": facts["backbone"]["name"],
+            "side": learner.side,
+            "method": facts["method"]["name"],
+            "classes": len(learner.classes),
+        },
+        "passes": alone,
+        "servers": servers,
     }
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Measure and print; return 1 if any request failed."""
+def engines(given: str) -> list[str]:
+    """Return the engines that a list with commas names."""
+    found = list(dict.fromkeys(name.strip() for name in given.split(",")))
+    if strange := [name for name in found if name not in ENGINES]:
+        raise argparse.ArgumentTypeError(f"'{strange[0]}' is none of {', '.join(ENGINES)}")
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print, and publish if asked to; return 1 if any request failed."""
     parser = argparse.ArgumentParser(prog="python -m dualprompt.bench.load", description=__doc__)
     parser.add_argument("--model", type=Path, help="a saved model (default: a small one with the embedded backbone)")
+    parser.add_argument("--check", type=Path, help="with --model: class folders, to see what an engine changes")
     parser.add_argument("--image", type=Path, help="what clients send (default: a made-up JPEG)")
     parser.add_argument("--size", type=int, nargs=2, default=(320, 240), help="of the made-up JPEG")
+    parser.add_argument("--engines", type=engines, default=["torch", "int8"], help="of torch,onnx,int8")
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--requests", type=int, default=1600, help="to each server, under load")
     parser.add_argument("--idle-requests", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=4, help="turns of each server")
     parser.add_argument("--seconds", type=float, default=60, help="at most, for each turn")
-    parser.add_argument("--engine", choices=("torch", "onnx"), default="torch", help="of both servers")
-    parser.add_argument("--int8", action="store_true", help="with --engine onnx: 8-bit weights")
+    parser.add_argument("--passes", type=int, default=12, help="turns of the network's pass alone; 0: leave it out")
+    parser.add_argument("--publish", type=Path, metavar="FILE", help="write tables and all figures to this .json")
     parser.add_argument("--json", action="store_true")
-    options = parser.parse_args(arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    options = parser.parse_args(words)
+    wait_asleep()  # as the servers do
+    from dualprompt.bench import serving
+    from dualprompt.files import write_json
+    from dualprompt.report import publication
+
+    publication.check_target(options.publish)
     with tempfile.TemporaryDirectory() as folder:
         found = measure(options, Path(folder))
-    errors = sum(found[name]["errors"] for name in ("idle", "batched", "unbatched"))
-    sys.stdout.write(json.dumps(found, indent=2) + "\n" if options.json else summary(found))
-    return 1 if errors else 0
-
-
-def summary(found: dict[str, Any]) -> str:
-    """Return the figures in words."""
-    idle, batched, unbatched = found["idle"], found["batched"], found["unbatched"]
-    rows = [
-        f"idle, 1 client:        p50 {idle['p50_ms']} ms, p95 {idle['p95_ms']} ms",
-        f"batched, {found['clients']} clients:   {batched['per_second']}/s, p50 {batched['p50_ms']} ms, "
-        f"p95 {batched['p95_ms']} ms",
-        f"unbatched, {found['clients']} clients: {unbatched['per_second']}/s, p50 {unbatched['p50_ms']} ms, "
-        f"p95 {unbatched['p95_ms']} ms",
-        f"ratio {found['ratio']}; errors {idle['errors'] + batched['errors'] + unbatched['errors']}; "
-        f"peak memory {found['peak_memory_mb']} MB; {found['cores']} cores",
-    ]
-    return "\n".join(rows) + "\n"
+    if options.publish:
+        write_json(options.publish, serving.publication(found, words))
+    sys.stdout.write(json.dumps(found, indent=2) + "\n" if options.json else serving.summary(found))
+    figures = [part for each in found["servers"] for part in (each["idle"], each["loaded"]) if part]
+    return 1 if any(part["errors"] for part in figures) else 0
 
 
 if __name__ == "__main__":

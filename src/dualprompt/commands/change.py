@@ -235,10 +235,13 @@ def do_rollback(options: argparse.Namespace) -> None:
     """Go back to an earlier version."""
     from dualprompt.model import versions
 
+    before = versions.listed(options.model)[-1].number
     made = versions.rollback(options.model, options.number, device=options.device)
     found = versions.listed(options.model)
     value = {"version": made.to_dict(), "versions": [version.to_dict() for version in found]}
-    emit(options, value, versions_table(found), f"{made.why}, which is now version {made.number}")
+    same = f"that version is the same as the model, version {made.number}; nothing was changed"
+    said = same if made.number == before else f"{made.why}, which is now version {made.number}"
+    emit(options, value, versions_table(found), said)
 
 
 def do_push(options: argparse.Namespace) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TypeVar
 
 import numpy as np
@@ -47,15 +47,15 @@ def _splits(path: Path, test_share: float) -> tuple[ClassFiles, ClassFiles]:
         train_files, test_files = class_files(train), class_files(held_out)
         if unpaired := sorted(set(train_files) ^ set(test_files)):
             raise DualPromptError(
-                f"{train} and {held_out} must hold the same classes; only one of them has {_named(unpaired)}"
+                f"{train} and {held_out} must hold the same classes; only one of them has {named(unpaired)}"
             )
         return train_files, test_files
     files = class_files(path)
     if set(files) <= {"train", "test", "val"}:
-        raise DualPromptError(f"{path} holds only {_named(sorted(files))}; it needs both train/ and test/ (or val/)")
+        raise DualPromptError(f"{path} holds only {named(sorted(files))}; it needs both train/ and test/ (or val/)")
     if single := sorted(name for name, images in files.items() if len(images) == 1):
         raise DualPromptError(
-            f"{path} has a single image of {_named(single)}; a class needs 2, one to train and one to test"
+            f"{path} has a single image of {named(single)}; a class needs 2, one to train and one to test"
         )
     test = {name: _test_images(images, path, test_share) for name, images in files.items()}
     train_files = {name: [image for image in files[name] if image not in test[name]] for name in files}
@@ -73,7 +73,7 @@ def class_files(path: Path) -> dict[str, list[Path]]:
     if empty := sorted(name for name, images in files.items() if not images):
         known = ", ".join(sorted(EXTENSIONS))
         raise DualPromptError(
-            f"{path} has class folders without images: {_named(empty)}; fill or remove them (images end in {known})"
+            f"{path} has class folders without images: {named(empty)}; fill or remove them (images end in {known})"
         )
     return files
 
@@ -125,20 +125,32 @@ def refuse_level(path: Path) -> None:
     Folders that each hold one folder of the same name (`cat/images`, `dog/images`) are classes.
     """
     folders = _folders(path)
-    inner = {folder: [entry for entry in _folders(folder) if images_in(entry)] for folder in folders}
-    nested = {folder: own for folder, own in inner.items() if own and not _images_of(folder)}
-    if not nested or len(nested) < len(folders):
+    images = {folder: images_in(folder) for folder in folders}
+    nested = too_high(image.relative_to(path) for own in images.values() for image in own)
+    if not nested or not all(images.values()):
         return
-    names = [tuple(each.name for each in own) for own in nested.values()]
-    if len(nested) > 1 and all(own == names[0] and len(own) == 1 for own in names):
-        return
-    first, below_it = folders[0], _named(names[0])
+    first, below_it = folders[0], named(nested[folders[0].name])
     several = f"{len(folders)} folders of folders" if len(folders) > 1 else "one folder of folders"
     raise DualPromptError(
         f"{path} seems one level too high: it holds {several} ('{first.name}' holds {below_it}); learn {first}"
         f"{', then the others, one at a time' if len(folders) > 1 else ''}, or say with --nested (nested=True) that "
-        f"{_named(folder.name for folder in folders)} {'are the classes' if len(folders) > 1 else 'is the class'}"
+        f"{named(folder.name for folder in folders)} {'are the classes' if len(folders) > 1 else 'is the class'}"
     )
+
+
+def too_high(paths: Iterable[PurePath]) -> dict[str, list[str]]:
+    """Return what each folder holds, where images in folders seem to be given one level too high; else nothing.
+
+    `paths` are the images' own, relative to what was given. See `refuse_level`.
+    """
+    inner: dict[str, dict[str, None]] = {}
+    for path in paths:
+        if len(path.parts) < 3:  # an image of that folder itself
+            return {}
+        inner.setdefault(path.parts[0], {})[path.parts[1]] = None
+    found = {folder: sorted(own) for folder, own in inner.items()}
+    alike = len(found) > 1 and len({tuple(own) for own in found.values()}) == 1
+    return {} if alike and all(len(own) == 1 for own in found.values()) else found
 
 
 def _folders(path: Path) -> list[Path]:
@@ -177,6 +189,7 @@ def _split(files: ClassFiles, classes: Sequence[str]) -> Split:
     return Split(FileSource(paths), np.array(labels, dtype=np.int64))
 
 
-def _named(names: Iterable[str]) -> str:
+def named(names: Iterable[str]) -> str:
+    """Return names in quotes, of many the first ten."""
     listed = [f"'{name}'" for name in names]
     return ", ".join(listed[:10]) + (f" and {len(listed) - 10} more" if len(listed) > 10 else "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from importlib import import_module
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import BinaryIO
 
 from PIL import Image
@@ -68,17 +68,20 @@ def reads_heic() -> bool:
 
 def why_no_image(path: Path) -> str | None:
     """Return why what lies at a path is not taken for an image, by its name and kind alone; None: it is."""
-    name, ending = path.name, path.suffix.lower()
     if path.is_dir():
-        return "a hidden folder" if name.startswith(".") else "a link to a folder, which is not followed"
-    if name.lower() in _OF_SYSTEM or name == ".DS_Store":
+        return "a hidden folder" if path.name.startswith(".") else "a link to a folder, which is not followed"
+    if path.is_symlink() and not path.exists():
+        return "a link that leads nowhere"
+    return why_not_named(path) if path.is_file() else "no file but a pipe, a device or the like"
+
+
+def why_not_named(path: PurePath) -> str | None:
+    """Return why a file is not taken for an image, by its name alone; None: it is."""
+    name, ending = path.name, path.suffix.lower()
+    if name.lower() in _OF_SYSTEM or name == ".DS_Store" or "__MACOSX" in path.parts:
         return "a file of the operating system"
     if name.startswith("."):
         return "a hidden file"
-    if path.is_symlink() and not path.exists():
-        return "a link that leads nowhere"
-    if not path.is_file():
-        return "no file but a pipe, a device or the like"
     if ending in EXTENSIONS:
         return None
     return _SORT_OF.get(ending, f"not named like an image ('{ending}')" if ending else "not named like an image")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from starlette.requests import Request
@@ -13,9 +14,14 @@ from dualprompt.hosted.model import ServedModel
 from dualprompt.hosted.review import Review
 from dualprompt.hosted.teach import JobKind, Lesson
 from dualprompt.inbound.limits import Limits, Refusal
-from dualprompt.inbound.pictures import Picture, check_label, open_picture, split_names, unpack
+from dualprompt.inbound.pictures import Picture, check_label, level, open_picture, short, split_names, unpack
 from dualprompt.inbound.uploads import Allowance, Part, read
 
+FIELDS: dict[JobKind, set[str]] = {
+    "learn": {"name", "epochs", "again", "skip_bad", "nested"},
+    "more": {"name", "skip_bad", "nested"},
+    "check": {"name", "nested"},
+}
 YES, NO = ("true", "1", "on", "yes"), ("false", "0", "off", "no", "")
 
 
@@ -28,21 +34,32 @@ class Lessons:
     async def take(self, request: Request, kind: JobKind) -> Job:
         """Take an upload: new classes to learn, more pictures of known ones, or pictures to be checked."""
         async with self.jobs.room() as folder:
-            fields = {"name", "epochs", "again"} if kind == "learn" else {"name"}
+            fields = FIELDS[kind]
             allowed = Allowance(self.limits.teach_bytes, self.limits.teach_body_seconds)
             parts = await read(request, self.limits, allowed, fields, self._sink(folder))
             values = {part.field: part.text.strip() for part in parts if part.filename is None}
             name = check_label(values["name"], self.limits) if values.get("name") else None
-            epochs, again = self._epochs(values.get("epochs", "")), as_bool(values.get("again", ""))
-            pictures = await asyncio.to_thread(self._pictures, folder, [part for part in parts if part.path])
-            labels = {picture.label for picture in pictures}
+            epochs = self._epochs(values.get("epochs", ""))
+            again, skip_bad, nested = (as_bool(name, values.get(name, "")) for name in ("again", "skip_bad", "nested"))
+            upload = await asyncio.to_thread(self._upload, folder, [part for part in parts if part.path])
+            if kind != "check":
+                upload.refuse(skip_bad, nested)
+            labels = {picture.label for picture in upload.pictures}
             if kind == "more":
                 self._refuse_unknown(labels)
             elif kind == "learn":
                 if not again:
                     self._refuse_known(labels)
                 self._refuse_taken(name)
-            return self.jobs.add(folder, pictures, Lesson(name, epochs, again, {}, kind))
+            lesson = Lesson(name, epochs, again, {}, kind, skip_bad)
+            if kind == "check":
+                lesson = replace(
+                    lesson,
+                    left_out=upload.left_out,
+                    unreadable=upload.unreadable,
+                    level=None if nested else upload.level,
+                )
+            return self.jobs.add(folder, upload.pictures, lesson)
 
     async def learn_reviewed(self) -> Job:
         """Queue all pictures of the review queue that somebody has named, as more pictures of their classes."""
@@ -92,12 +109,13 @@ class Lessons:
             raise Refusal(422, f"epochs takes a number from 1 to {self.limits.epochs}, found '{text[:20]}'")
         return int(text)
 
-    def _pictures(self, folder: Path, parts: list[Part]) -> list[Picture]:
+    def _upload(self, folder: Path, parts: list[Part]) -> Upload:
         archive = folder / "archive.zip"
+        left_out: list[tuple[str, str]] = []
         if archive.exists():
             if len(parts) > 1:
                 raise Refusal(422, "send either one archive or images, not both")
-            pictures = unpack(archive, folder / "images", self.limits)
+            pictures, left_out = unpack(archive, folder / "images", self.limits)
             archive.unlink()
         else:
             labels = split_names(part.filename or "" for part in parts)
@@ -111,9 +129,21 @@ class Lessons:
         classes = {picture.label: check_label(picture.label, self.limits) for picture in pictures}
         if len(classes) > self.limits.task_classes:
             raise Refusal(413, f"the upload has {len(classes)} classes; at most {self.limits.task_classes} are taken")
+        good, unreadable, refusal = [], [], None
         for picture in pictures:
-            open_picture(picture.path, picture.name, self.limits).close()
-        return [Picture(classes[picture.label], picture.name, picture.path) for picture in pictures]
+            try:
+                open_picture(picture.path, picture.name, self.limits).close()
+                good.append(Picture(classes[picture.label], picture.name, picture.path))
+            except Refusal as problem:
+                refusal = refusal or problem
+                unreadable.append((short(picture.name), problem.message))
+                picture.path.unlink()
+        if refusal and not good:
+            raise refusal
+        others = [(short(name), why) for name, why in left_out]
+        told = level([picture.name for picture in pictures])
+        empty = sorted(set(classes.values()) - {picture.label for picture in good})
+        return Upload(good, others, unreadable, told, refusal, empty)
 
     def _refuse_known(self, labels: set[str]) -> None:
         known = sorted(labels & set(self.model.learner.classes))
@@ -133,10 +163,33 @@ class Lessons:
             raise Refusal(409, f"a task is called '{name}' already; give this one another name")
 
 
-def as_bool(text: str) -> bool:
+@dataclass(frozen=True)
+class Upload:
+    """Pictures that came, and what else is to be told of them."""
+
+    pictures: list[Picture]  # that can be opened
+    left_out: list[tuple[str, str]]  # files that are no pictures, with the reason
+    unreadable: list[tuple[str, str]]  # pictures that cannot be opened
+    level: str | None  # why the folders seem to be the wrong ones
+    refusal: Refusal | None  # of the first picture that cannot be opened
+    empty: list[str]  # classes without a picture that can be opened
+
+    def refuse(self, skip_bad: bool, nested: bool) -> None:
+        """Refuse what is to be learned as it is, unless whoever sent it has said what they mean."""
+        if self.level and not nested:
+            raise Refusal(422, self.level)
+        if self.refusal and not skip_bad:
+            more = f" (and {len(self.unreadable) - 1} more)" if len(self.unreadable) > 1 else ""
+            remedy = "skip_bad=true leaves out what cannot be read"
+            raise Refusal(self.refusal.status, f"{self.refusal.message}{more}; {remedy}")
+        if self.empty:
+            raise Refusal(422, f"class '{self.empty[0]}' has no image that can be read; give some or leave it out")
+
+
+def as_bool(name: str, text: str) -> bool:
     """Read a yes or no."""
     if text.lower() not in YES + NO:
-        raise Refusal(422, f"again takes true or false, found '{text[:20]}'")
+        raise Refusal(422, f"{name} takes true or false, found '{text[:20]}'")
     return text.lower() in YES
 
 

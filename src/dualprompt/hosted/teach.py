@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TextIO
 
@@ -54,6 +54,12 @@ class Lesson:
     again: bool
     pictures: dict[str, list[tuple[OwnName, str]]]
     kind: JobKind = "learn"
+    skip_bad: bool = False
+    # What a check is to tell besides: files that came with the pictures and are none, pictures that cannot be opened,
+    # each with the reason, and why the folders seem to be the wrong ones.
+    left_out: list[tuple[str, str]] = field(default_factory=list)
+    unreadable: list[tuple[str, str]] = field(default_factory=list)
+    level: str | None = None
 
 
 @dataclass
@@ -74,10 +80,12 @@ class Reporter(Progress):
     def __init__(self, channel: TextIO) -> None:
         self.channel, self.furthest, self._last = channel, 0.0, 0.0
         self.loss: float | None = None  # of the work in hand
+        self.names: Mapping[str, str] = {}  # what the senders call the files of ours that a message names
 
     def tell(self, **values: Any) -> None:
         """Write one line; what would be too long for it is cut."""
-        cut = {key: value[:TEXT_CHARACTERS] if isinstance(value, str) else value for key, value in values.items()}
+        told = {key: _renamed(value, self.names) if isinstance(value, str) else value for key, value in values.items()}
+        cut = {key: value[:TEXT_CHARACTERS] if isinstance(value, str) else value for key, value in told.items()}
         self.channel.write(json.dumps(cut) + "\n")
         self.channel.flush()
 
@@ -113,24 +121,27 @@ def teach(model: Path, job: Path, reporter: Reporter) -> None:
     import torch
 
     from dualprompt.learner import ContinualLearner
+    from dualprompt.lessons.teaching import SKIP_BAD
     from dualprompt.model import saved
 
     torch.set_num_threads(max(1, (os.cpu_count() or 2) - 1))
     lesson = read_record(job / LESSON, LESSON_KIND)
     names = {str(job / "images" / file): name for pictures in lesson.pictures.values() for file, name in pictures}
+    reporter.names = names
     data = {label: [job / "images" / file for file, _ in pictures] for label, pictures in lesson.pictures.items()}
     try:
         learner = ContinualLearner.load(model)
         if lesson.kind == "check":
-            write_json(job / FINDINGS, findings(data, learner, names, reporter))
+            write_json(job / FINDINGS, findings(lesson, data, learner, names, reporter))
             return
         if lesson.kind == "more":
-            task = learner.more(data, progress=reporter)[0]
+            task = learner.more(data, progress=reporter, skip_bad=lesson.skip_bad)[0]
         else:
-            epochs, again = lesson.epochs, lesson.again
-            task = learner.learn(data, lesson.name, epochs=epochs, again=again, progress=reporter, work=job / "work")
+            asked = {"epochs": lesson.epochs, "again": lesson.again, "skip_bad": lesson.skip_bad}
+            task = learner.learn(data, lesson.name, progress=reporter, work=job / "work", **asked)
     except DualPromptError as error:
-        raise DualPromptError(_renamed(str(error), names)) from error
+        told = str(error).replace(SKIP_BAD, "skip_bad=true leaves them out; POST /check names all")
+        raise DualPromptError(_renamed(told, names)) from error
     reporter.tell(progress=0.99, message="saving the model")
     # Whoever finds this job after a crash sees by it whether the saved model already has what it learned.
     version = saved.record(model).version.number + 1
@@ -138,11 +149,15 @@ def teach(model: Path, job: Path, reporter: Reporter) -> None:
     learner.save(model, held=True)  # by the server, whose lock we inherited
 
 
-def findings(data: Mapping[str, Sequence[Path]], learner: Any, names: Mapping[str, str], progress: Progress) -> Any:
+def findings(
+    lesson: Lesson, data: Mapping[str, Sequence[Path]], learner: Any, names: Mapping[str, str], progress: Progress
+) -> Any:
     """Return what a look at pictures finds: lines for people, and all of it as data; files by their senders' names."""
-    from dualprompt.lessons.check import check
+    from dualprompt.lessons.check import LeftOut, check
 
     found = check(data, learner, progress)  # type: ignore[arg-type]
+    others, unread = (tuple(LeftOut(*each) for each in told) for told in (lesson.left_out, lesson.unreadable))
+    found = replace(found, left_out=others, unreadable=(*unread, *found.unreadable), level=lesson.level)
     text = json.dumps({"lines": found.summary(), **found.to_dict()})
     return json.loads(_renamed(text, {json.dumps(path)[1:-1]: json.dumps(name)[1:-1] for path, name in names.items()}))
 

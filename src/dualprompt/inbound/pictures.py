@@ -17,7 +17,8 @@ from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.TiffImagePlugin import ROWSPERSTRIP, TiffImageFile
 
-from dualprompt.data.formats import EXTENSIONS, open_image
+from dualprompt.data.folder import named, too_high
+from dualprompt.data.formats import open_image, why_not_named
 from dualprompt.errors import DualPromptError
 from dualprompt.inbound.limits import MEGABYTE, Limits, Refusal
 
@@ -91,33 +92,51 @@ def split_names(names: Iterable[str]) -> dict[str, str]:
 
     When all lie in one folder that holds only folders, as in the archive of a folder, that one is left out.
     """
+    return {name: path.parts[0] for name, path in _inside(names).items()}
+
+
+def _inside(names: Iterable[str]) -> dict[str, PurePosixPath]:
+    """Return the path of each file from the folder that holds the classes."""
     paths = {name: _checked(name) for name in names}
-    if not paths:
-        return {}
     if len({path.parts[0] for path in paths.values()}) == 1 and all(len(path.parts) > 2 for path in paths.values()):
         paths = {name: PurePosixPath(*path.parts[1:]) for name, path in paths.items()}
     if loose := next((name for name, path in paths.items() if len(path.parts) < 2), None):
         raise Refusal(422, f"'{short(loose)}' lies in no class folder; name files class/picture.jpg")
-    return {name: path.parts[0] for name, path in paths.items()}
+    return paths
 
 
-def is_picture(name: str) -> bool:
-    """Return whether a file name is that of a picture, and not of one that an operating system hides."""
+def level(names: Iterable[str]) -> str | None:
+    """Return why files seem to be sent from one level too high, as months of classes are; None: they do not."""
+    nested = too_high(_inside(names).values())
+    if not nested:
+        return None
+    first, own = next(iter(nested.items()))
+    return (
+        f"the upload seems one level too high: it holds folders of folders ('{short(first)}' holds "
+        f"{named(map(short, own))}); send one of them at a time, or say with nested=true that "
+        f"{named(map(short, nested))} {'are the classes' if len(nested) > 1 else 'is the class'}"
+    )
+
+
+def why_not_taken(name: str) -> str | None:
+    """Return why a file of an archive is not taken for a picture, by its name; None: it is."""
     path = PurePosixPath(name)
-    hidden = any((part.startswith(".") and part not in (".", "..")) or part == "__MACOSX" for part in path.parts)
-    return path.suffix.lower() in EXTENSIONS and not hidden
+    hidden = any(part.startswith(".") and part not in (".", "..") for part in path.parts[:-1])
+    return "in a hidden folder" if hidden else why_not_named(path)
 
 
-def unpack(archive: Path, folder: Path, limits: Limits) -> list[Picture]:
+def unpack(archive: Path, folder: Path, limits: Limits) -> tuple[list[Picture], list[tuple[str, str]]]:
     """Write the pictures of a zip of class folders into `folder`, under names of ours; refuse a hostile one.
 
-    Files that are no pictures are left out, archives in the archive too.
+    Return them, and the files that are no pictures, archives in the archive too, with the reason.
     """
     try:
         with archive.open("rb") as file:
             _check_directory(file, limits)
             with zipfile.ZipFile(file) as opened:
-                return list(_unpacked(opened, archive.stat().st_size, folder, limits))
+                pictures = list(_unpacked(opened, archive.stat().st_size, folder, limits))
+                files = [entry.filename for entry in opened.infolist() if not entry.is_dir()]
+                return pictures, [(name, why) for name in files if (why := why_not_taken(name))]
     except (*DAMAGE, OSError) as error:
         if isinstance(error, OSError) and error.errno != errno.EINVAL:  # EINVAL: a place before the archive's beginning
             raise
@@ -134,7 +153,7 @@ def _unpacked(opened: zipfile.ZipFile, size: int, folder: Path, limits: Limits) 
         raise Refusal(422, "the archive is damaged or hostile (its entries claim more bytes than it has)")
     if sum(entry.file_size for entry in entries) > limits.archive_bytes:
         raise Refusal(413, f"the archive holds more than {limits.archive_bytes} bytes")
-    pictures = [entry for entry in entries if not entry.is_dir() and is_picture(entry.filename)]
+    pictures = [entry for entry in entries if not entry.is_dir() and not why_not_taken(entry.filename)]
     if len(pictures) > limits.task_images:
         raise Refusal(413, f"the archive holds {len(pictures)} images; at most {limits.task_images} are taken")
     labels = split_names(entry.filename for entry in pictures)
@@ -177,7 +196,7 @@ def _check_entry(entry: zipfile.ZipInfo, limits: Limits) -> None:
         raise Refusal(422, f"the archive's entry '{name}' is encrypted; send it without a password")
     if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise Refusal(422, f"the archive's entry '{name}' is compressed in a way other than deflate")
-    if is_picture(entry.filename) and entry.file_size > limits.image_bytes:
+    if not why_not_taken(entry.filename) and entry.file_size > limits.image_bytes:
         raise Refusal(413, f"the image '{name}' has more than {limits.image_bytes} bytes")
     if entry.file_size > limits.archive_ratio * entry.compress_size:
         raise Refusal(413, f"the archive's entry '{name}' grows more than {limits.archive_ratio:.0f}-fold")

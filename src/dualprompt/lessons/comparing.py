@@ -12,6 +12,7 @@ from dualprompt.backbones.known import EMBEDDED, KNOWN
 from dualprompt.errors import DualPromptError
 from dualprompt.lessons.prompting import learned_once
 from dualprompt.lessons.teaching import Lesson, read_classes
+from dualprompt.methods.base import METHODS
 from dualprompt.model import foundation
 from dualprompt.model.images import Data, gather
 from dualprompt.model.predicting import answers_to
@@ -60,7 +61,8 @@ def compare(data: Data, backbones: Sequence[str], device: str, progress: Progres
 
 def _judged(classes: dict[str, Any], name: str, device: str, progress: Progress) -> Candidate:
     progress.note(f"backbone {name}")
-    values = {"method": {"name": "dualprompt-lda", "prompts": "never"}, "train": {"epochs": 1}}
+    defaults = METHODS["dualprompt-lda"].learner_defaults
+    values = {"method": {"name": "dualprompt-lda", **defaults, "prompts": "never"}, "train": {"epochs": 1}}
     base = foundation.build(values, name, None, device, 0)
     lesson = Lesson("compared", *read_classes(base.view, classes, False, progress))
     model = learned_once(base, lesson, progress)

@@ -35,6 +35,8 @@ from dualprompt.training.feed import Feed
 from dualprompt.training.loop import extend
 from dualprompt.training.setup import Setup
 
+SKIP_BAD = "--skip-bad leaves them out; `dualprompt check` names all"
+
 
 def trained_for(config: RunConfig, epochs: int | None) -> RunConfig:
     """Return a config with so many epochs, or its own."""
@@ -92,7 +94,7 @@ def leave_out(
     """
     if faults and not skip_bad:
         told = complaint(faults.values(), len(labelled))
-        raise DualPromptError(f"{told} (--skip-bad leaves them out; `dualprompt check` names all)")
+        raise DualPromptError(f"{told} ({SKIP_BAD})")
     for reason in faults.values():
         progress.note(f"left out: {reason}")
     left: dict[str, list[ImageLike]] = {name: [] for name, _ in labelled}

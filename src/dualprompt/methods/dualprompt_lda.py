@@ -7,15 +7,15 @@ task's own classes apart; how likely the task is stays what the first pass says,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field, field_validator
 from torch import Tensor, nn
 
-from dualprompt.backbones.base import BackboneSource, PromptableBackbone, Prompts
+from dualprompt.backbones.base import BackboneSource, Outputs, PromptableBackbone, Prompts, sampled_layers
 from dualprompt.config import LONGEST
 from dualprompt.methods.base import (
     METHODS,
@@ -50,6 +50,7 @@ from dualprompt.prompts.attach import attach, prompt_shape
 from dualprompt.prompts.bank import Init, check_layers, draw, layers_of
 
 HELD_OUT = 0.2  # of each class, where prompts are tried
+WIDEST = 2048  # numbers of a feature that is made of several layers: solving takes its cube
 
 
 class DualPromptLDAConfig(MethodConfig):
@@ -59,8 +60,9 @@ class DualPromptLDAConfig(MethodConfig):
     prompts: Literal["auto", "always", "never"] = Field(
         default="auto", description="train a task's prompts: where they win on its held-out images, always, or never"
     )
-    reads: Literal["class", "class+patches"] = Field(
-        default="class+patches", description="the features: of the class token, or the patches' mean as well"
+    reads: Literal["class", "class+patches", "class+layers"] = Field(
+        default="class+patches",
+        description="the features: of the class token, the patches' mean as well, or also those of three layers before",
     )
     e_layers: tuple[int, ...] = Field(default=(), description="layers with an E-Prompt, from 1 (default: all but two)")
     e_length: int = Field(default=20, ge=1, le=LONGEST, description="L_e")
@@ -83,6 +85,7 @@ class DualPromptLDA(Prompted[DualPromptLDAConfig]):
     )
     grid: ClassVar[Grid] = {"train.lr": (0.01, 0.005, 0.02, 0.0025)}
     defaults: ClassVar[Defaults] = {"train": {"lr": 0.01, "lr_scale": "none", "schedule": "cosine"}}
+    learner_defaults: ClassVar[Mapping[str, Any]] = {"reads": "class+layers"}
     needs_new_labels = None
     judges_itself = True
     of_task: ClassVar[OfTask] = {
@@ -99,8 +102,16 @@ class DualPromptLDA(Prompted[DualPromptLDAConfig]):
         super().__init__(config, backbone)
         dim, promptable = self.backbone.dim, isinstance(self.backbone, PromptableBackbone)
         self.e_layers = self._layers() if promptable else ()
-        self.shared_layers = min(self.e_layers, default=1) - 1
-        self.width = 2 * dim if promptable and config.reads == "class+patches" else dim
+        self.outputs: Outputs = "class"
+        sampled: tuple[int, ...] = ()
+        if promptable and config.reads != "class":
+            sampled = sampled_layers(self.backbone.depth) if config.reads == "class+layers" else ()
+            sampled = sampled if (2 + len(sampled)) * dim <= WIDEST else ()
+            self.outputs = "class+layers" if sampled else "class+patches"
+        self.own_outputs: Outputs = "class" if self.outputs == "class" else "class+patches"
+        self.near = dim if self.outputs == "class" else 2 * dim  # numbers of the class token and of the last patches
+        self.width = self.near + len(sampled) * dim
+        self.shared_layers = min([min(self.e_layers, default=1) - 1, *sampled])
         self.e_shape = prompt_shape(len(self.e_layers), config.e_length, dim, "pre-t", "each")
         self.head = GrowingHead(self.width)
         self.discriminant = Discriminant(self.width)
@@ -171,10 +182,11 @@ class DualPromptLDA(Prompted[DualPromptLDAConfig]):
         return attach({}, {layer: e_prompt[:, i] for i, layer in enumerate(self.e_layers)}, "pre-t", "projected")
 
     def read(self, batch: Batch, tokens: Tensor | None, prompts: Prompts | None = None) -> Tensor:
-        """Return the features, (batch, width)."""
+        """Return the features, (batch, width); under prompts, without those of other layers."""
         if tokens is None:
             return self.features(batch).float()
-        return self.backbone.rest(tokens, self.shared_layers, prompts, self.config.reads).float()
+        outputs = self.outputs if prompts is None else self.own_outputs
+        return self.backbone.rest(tokens, self.shared_layers, prompts, outputs).float()
 
     def _tokens(self, batch: Batch) -> Tensor | None:
         return self.tokens(batch) if self.e_layers else None
@@ -241,7 +253,8 @@ class DualPromptLDA(Prompted[DualPromptLDAConfig]):
         choice = self.evidence.choice()
         sharpness = self.evidence.sharpness(choice)
         logits = -sharpness * found[choice] / 2
-        self.verdicts = Verdicts(labels[judged], logits, cosines(*shown), left_one_out=True)
+        alike = cosines(shown[0][:, : self.near], labels[judged], means[:, : self.near], counts)
+        self.verdicts = Verdicts(labels[judged], logits, alike, left_one_out=True)
         sizes = [len(block) for block in statistics.means]
         solved = [rows.to(statistics.scatter) for rows in linear(means, made[choice], sharpness)]
         self.head.restore(*(rows.split(sizes) for rows in solved), train_old=False)
@@ -309,7 +322,9 @@ class DualPromptLDA(Prompted[DualPromptLDAConfig]):
             own = self.read(batch, tokens, self._attached(stack[task].to(tokens.dtype)))
             mine = (task_of == task[:, None]) & (weight.abs().amax(dim=1) > 0)
             logits = refine(logits, F.linear(own, weight, bias), mine)
-        similarity = (F.normalize(features, dim=1) @ directions.T).gather(1, logits.argmax(dim=1, keepdim=True))
+        similarity = (F.normalize(features[:, : self.near], dim=1) @ directions.T).gather(
+            1, logits.argmax(dim=1, keepdim=True)
+        )
         return Prediction(logits, None, similarity[:, 0])
 
     def _columns(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor]:
@@ -321,14 +336,14 @@ class DualPromptLDA(Prompted[DualPromptLDAConfig]):
         device = self.freedom.device
         alive = alive.to(device)
         sizes = torch.tensor([len(block) for block in means], device=device)
-        directions = torch.zeros(self.head.classes, self.width, device=device)
-        directions[alive] = F.normalize(torch.cat(means), dim=1)
+        directions = torch.zeros(self.head.classes, self.near, device=device)
+        directions[alive] = F.normalize(torch.cat(means)[:, : self.near], dim=1)
         task_of = torch.zeros(self.head.classes, dtype=torch.int64, device=device)
         task_of[alive] = torch.arange(len(means), device=device).repeat_interleave(sizes)
         weight, bias = torch.zeros_like(directions), torch.zeros(self.head.classes, device=device)
         if not any(prompt.numel() for prompt in self.prompts):
             return directions, task_of, None, weight, bias
-        padded = [F.pad(rows, (0, self.width - rows.shape[1])) for rows in self.own_weight]
+        padded = [F.pad(rows, (0, self.near - rows.shape[1])) for rows in self.own_weight]
         weight[alive], bias[alive] = torch.cat(padded), torch.cat(list(self.own_bias))
         blank = torch.zeros(self.e_shape, device=device)
         stack = torch.stack([prompt if prompt.numel() else blank for prompt in self.prompts])

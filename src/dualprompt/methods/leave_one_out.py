@@ -27,15 +27,19 @@ class Discriminator:
     name: str
     factor: float = 1.0  # times the shrinkage that the samples call for; infinite: nearest class mean
     scaled: bool = False  # whether it shrinks towards the features' own variances, rather than one for all
-    class_only: bool = False  # whether it looks at the class token's feature alone
+    parts: int | None = (
+        2  # of a feature that it looks at: class token, last patches, patches of other layers; None: all
+    )
 
 
 CHOICES = (
     Discriminator("lda"),
     Discriminator("lda, own variances", scaled=True),
-    Discriminator("lda, class token", class_only=True),
     Discriminator("lda, shrunk more", factor=3.0),
-    Discriminator("lda, shrunk less", factor=1 / 3),
+    Discriminator("lda, class token", parts=1),
+    Discriminator("lda, layers", parts=None),
+    Discriminator("lda, layers, own variances", scaled=True, parts=None),
+    Discriminator("lda, layers, own variances, shrunk more", scaled=True, parts=None, factor=2.0),
     Discriminator("nearest mean", factor=float("inf")),
 )
 """The first is the rule; another one takes its place where it has won by more than chance."""
@@ -49,7 +53,7 @@ class Whitening:
     share: float  # of one outer product of the scatter in the covariance
 
 
-def whiten(choice: Discriminator, scatter: Tensor, freedom: int, means: Tensor, class_dim: int) -> Whitening:
+def whiten(choice: Discriminator, scatter: Tensor, freedom: int, means: Tensor, part_dim: int) -> Whitening:
     """Return the whitening of a choice, in float64.
 
     Args:
@@ -57,13 +61,13 @@ def whiten(choice: Discriminator, scatter: Tensor, freedom: int, means: Tensor, 
         scatter: within classes, (dim, dim).
         freedom: samples less classes; 0: no class has two samples, and all directions count alike.
         means: of the classes, (classes, dim).
-        class_dim: how many numbers, the first, are of the class token.
+        part_dim: how many numbers each part of a feature has.
     """
     dim = len(scatter)
+    width = dim if choice.parts is None else min(dim, choice.parts * part_dim)
     if freedom < 1 or not bool(scatter.any()):
-        spread = float(means.var(dim=0, correction=0).mean()) or 1.0
-        return Whitening(torch.eye(dim, dtype=scatter.dtype, device=scatter.device) / spread**0.5, 0.0)
-    width = class_dim if choice.class_only else dim
+        spread = float(means[:, :width].var(dim=0, correction=0).mean()) or 1.0
+        return Whitening(torch.eye(dim, width, dtype=scatter.dtype, device=scatter.device) / spread**0.5, 0.0)
     part = scatter[:width, :width]
     variances = part.diagonal() / freedom
     scale = (variances + variances.mean() / 10).rsqrt() if choice.scaled else torch.ones_like(variances)
@@ -156,5 +160,6 @@ class Evidence(nn.Module):
 
     def restore(self, state: dict[str, Tensor]) -> None:
         """Take over what a checkpoint holds."""
-        self.duels.copy_(state["duels"])
-        self.losses.copy_(state["losses"])
+        if state["duels"].shape == self.duels.shape:  # else they are about other choices, and nothing is known of these
+            self.duels.copy_(state["duels"])
+            self.losses.copy_(state["losses"])

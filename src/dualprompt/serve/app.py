@@ -24,7 +24,7 @@ from dualprompt.inbound.limits import Refusal
 from dualprompt.serve.editing import add_editing
 from dualprompt.serve.replies import Begun, Drifting, Forgotten, Health, HourCount, ModelInfo, Predictions
 from dualprompt.serve.reviewing import add_review
-from dualprompt.serve.schema import IMAGES, PREDICT, REFUSALS, TEACH, docs_page
+from dualprompt.serve.schema import CHECK, IMAGES, PREDICT, REFUSALS, TEACH, docs_page
 from dualprompt.serve.service import Service, Settings
 
 STATIC = Path(__file__).parent / "static"
@@ -132,7 +132,7 @@ def add_learning(app: FastAPI, service: Service, asks: Dependencies, changes: De
     async def more(request: Request) -> JSONResponse:
         return begun(await service.lessons.take(request, "more"))
 
-    @app.post("/check", summary="Look at images before they are taught", openapi_extra=IMAGES, **options)
+    @app.post("/check", summary="Look at images before they are taught", openapi_extra=CHECK, **options)
     async def check(request: Request) -> JSONResponse:
         return begun(await service.lessons.take(request, "check"))
 

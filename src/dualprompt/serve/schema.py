@@ -29,7 +29,12 @@ _CLASSES = {
     "archive": _FILE | {"description": "a zip of class folders"},
     "images": _FILES | {"description": "instead of an archive: images whose file names are class/picture.jpg"},
 }
-IMAGES = _form(_CLASSES, [])
+_ANYWAY = {
+    "skip_bad": {"type": "boolean", "description": "leave out images that cannot be read"},
+    "nested": {"type": "boolean", "description": "the folders of folders that were sent are the classes"},
+}
+CHECK = _form(_CLASSES | {"nested": _ANYWAY["nested"]}, [])
+IMAGES = _form(_CLASSES | _ANYWAY, [])
 CORRECTION = _form(
     {
         "images": _FILE | {"description": "the image"},
@@ -40,6 +45,7 @@ CORRECTION = _form(
 )
 TEACH = _form(
     _CLASSES
+    | _ANYWAY
     | {
         "name": {"type": "string", "description": "the task's name"},
         "epochs": {"type": "integer", "minimum": 1},

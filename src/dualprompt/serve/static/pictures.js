@@ -63,10 +63,31 @@ export const chosen = (input) => [...input.files].map((file) => ({ file, path: f
 
 /** Name the class of each path as the server does: its first folder, but for one that only holds all the others. */
 export function classesOf(paths) {
-  let parts = paths.map((path) => path.split("/"));
-  if (topFolder(paths)) parts = parts.map((folders) => folders.slice(1));
-  return parts.map((folders) => (folders.length > 1 ? folders[0] : ""));
+  return inside(paths).map((folders) => (folders.length > 1 ? folders[0] : ""));
 }
+
+function inside(paths) {
+  const parts = paths.map((path) => path.split("/"));
+  return topFolder(paths) ? parts.map((folders) => folders.slice(1)) : parts;
+}
+
+/**
+ * What each folder holds, where folders seem to be chosen one level too high, as months of classes are; else null.
+ * Folders that each hold one folder of the same name are classes, as for the server.
+ */
+export function tooHigh(paths) {
+  const found = new Map();
+  for (const folders of inside(paths)) {
+    if (folders.length < 3) return null; // a picture of that folder itself
+    found.set(folders[0], (found.get(folders[0]) ?? new Set()).add(folders[1]));
+  }
+  const alike = new Set([...found.values()].map((own) => [...own].sort().join("/"))).size === 1;
+  if (!found.size || (found.size > 1 && alike && [...found.values()].every((own) => own.size === 1))) return null;
+  return found;
+}
+
+/** The second folder of each path: the class, where the first is a month. */
+export const innerClassesOf = (paths) => inside(paths).map((folders) => folders[1]);
 
 /** The folder that holds all class folders, if there is one. */
 export function topFolder(paths) {

@@ -2,41 +2,91 @@
 
 import { $, Refusal, button, call, count, duration, icon, list, make, needToken, percent, say, sentence, size, span } from "./base.js";
 import { known, loadModel, measured, model } from "./model.js";
-import { chosen, classesOf, isPicture, order, paint, topFolder } from "./pictures.js";
+import { chosen, classesOf, innerClassesOf, isPicture, order, paint, tooHigh, topFolder } from "./pictures.js";
 
 const FEW = 5; // fewer pictures of a class than this, and none is held out to see how well it was learned
 const POLL = 600; // milliseconds between two looks at a job
+const NAMED = 10; // files, or folders, that a sentence names
 
 const lesson = { classes: [], zip: null };
 
 /** Add files with paths to the lesson: a picture's folder names its class; pictures without one wait for a name. */
 export async function takeLesson(found, named = null) {
   complain(null);
+  endAsking();
+  let asked = false;
   const zips = found.filter(({ file }) => /\.zip$/i.test(file.name));
   if (zips.length) {
     if (found.length > 1 || lesson.classes.length || lesson.zip) {
       return complain("A zip is taught by itself: one zip, and no other classes beside it. Remove the others first.");
     }
     const file = zips[0].file;
-    lesson.zip = { file, classes: await classesInZip(file) };
+    const paths = await picturesInZip(file);
+    const nested = paths && tooHigh(paths);
+    asked = nested !== null;
+    if (asked && !(await askLevel(nested, null))) return;
+    lesson.zip = { file, classes: paths && countedBy(classesOf(paths)), nested: nested !== null };
     suggestName(file.name.replace(/\.zip$/i, ""));
   } else {
     const pictures = found.filter(({ path }) => isPicture(path)).sort((one, other) => order(one.path, other.path));
     if (pictures.length && lesson.zip) {
       return complain("A zip is taught by itself. Remove the zip first, or put these pictures into it.");
     }
-    const names = classesOf(pictures.map(({ path }) => path));
-    suggestName(topFolder(pictures.map(({ path }) => path)));
+    const paths = pictures.map(({ path }) => path);
+    let names = classesOf(paths);
+    const nested = named === null ? tooHigh(paths) : null;
+    asked = nested !== null;
+    if (asked) {
+      const inner = innerClassesOf(paths);
+      const answer = await askLevel(nested, inner);
+      if (!answer) return;
+      if (answer === "inner") names = inner;
+    }
+    suggestName(topFolder(paths));
     pictures.forEach(({ file }, index) => classNamed(named ?? names[index]).files.push(file));
-    const left = found.length - pictures.length;
+    const left = found.filter(({ path }) => !isPicture(path)).map(({ path }) => path.split("/").at(-1)).sort(order);
     if (!found.length) complain("That folder is empty.");
     else if (!pictures.length) complain("No pictures were found among these files.");
-    else if (left) complain(`${count(left, "file is", "files are")} left out: not pictures.`, "mild");
+    else if (left.length) complain(`${count(left.length, "file is", "files are")} left out, being no pictures: ${some(left)}.`, "mild");
   }
   drawLesson();
   const unnamed = $("lesson-list").querySelector("input:placeholder-shown");
-  if (unnamed) unnamed.focus();
+  (unnamed ?? (asked ? $("task-name") : null))?.focus();
   say($("lesson-count").textContent);
+}
+
+const some = (names) => list(names.length > NAMED ? [...names.slice(0, NAMED), `${(names.length - NAMED).toLocaleString()} more`] : names);
+
+let answerLevel = null;
+
+/** Whoever chooses other pictures has not answered. */
+function endAsking() {
+  $("level-part").hidden = true;
+  answerLevel?.(null);
+  answerLevel = null;
+}
+
+/** Ask which folders are the classes; return "inner" or "outer", or null if other pictures are chosen instead. */
+function askLevel(nested, inner) {
+  const [outer, [first, own]] = [[...nested.keys()], [...nested][0]];
+  const holds = `“${first}” holds folders of its own (${some([...own])})`;
+  const else_ = inner ? "" : " If not, choose a zip of one of them.";
+  $("level-text").textContent = `${holds}. Which are the classes?${else_}`;
+  $("level-inner").hidden = !inner;
+  $("level-inner").textContent = inner ? some([...new Set(inner)].sort(order)) : "";
+  $("level-outer").textContent = some(outer.sort(order));
+  $("level-part").hidden = false;
+  $("level-text").focus();
+  return new Promise((resolve) => {
+    answerLevel = resolve;
+    for (const answer of ["inner", "outer"]) {
+      $(`level-${answer}`).onclick = () => {
+        answerLevel = null;
+        $("level-part").hidden = true;
+        resolve(answer);
+      };
+    }
+  });
 }
 
 /** A folder's name is a good name for the lesson, unless people have given one or another lesson has it. */
@@ -57,8 +107,8 @@ function classNamed(name) {
   return found;
 }
 
-/** Count the pictures of each class in a zip, from its central directory alone; null if that cannot be read. */
-async function classesInZip(file) {
+/** The paths of the pictures in a zip, from its central directory alone; null if that cannot be read. */
+async function picturesInZip(file) {
   const tail = new DataView(await file.slice(-65557).arrayBuffer());
   let end = tail.byteLength - 22;
   while (end >= 0 && tail.getUint32(end, true) !== 0x06054b50) end--;
@@ -74,9 +124,13 @@ async function classesInZip(file) {
     if (isPicture(path)) paths.push(path);
     at += 46 + name + extra + comment;
   }
-  const classes = new Map();
-  for (const found of classesOf(paths.sort(order))) classes.set(found, (classes.get(found) ?? 0) + 1);
-  return classes.size ? classes : null;
+  return paths.length ? paths.sort(order) : null;
+}
+
+function countedBy(names) {
+  const found = new Map();
+  for (const name of names) found.set(name, (found.get(name) ?? 0) + 1);
+  return found;
 }
 
 /** The names of the classes in the lesson; empty for a zip that could not be listed. */
@@ -155,6 +209,7 @@ function clearLesson() {
   lesson.zip = null;
   $("task-name").value = "";
   complain(null);
+  endAsking();
   drawLesson();
   if (!$("teach-form").hidden) $("teach-folder").focus();
 }
@@ -187,6 +242,7 @@ function objection() {
 function formOf(classes, zip = null) {
   const form = new FormData();
   if (zip) form.append("archive", zip.file, zip.file.name);
+  if (zip?.nested) form.append("nested", "true");
   for (const one of classes) {
     one.files.forEach((file, index) => form.append("images", file, `${one.name}/${index + 1}-${file.name}`));
   }
@@ -202,7 +258,7 @@ async function startTeaching(event) {
     await needToken();
     if (!model) await loadModel(); // a server that shows nothing without its token refuses a wrong one here already
     if (!looked && (await hasFindings())) return;
-    await teachLesson();
+    await teachLesson(looked);
   } catch (error) {
     endJob();
     complain(error.message);
@@ -231,21 +287,24 @@ function showFindings(lines) {
   $("teach-start").textContent = lines.length ? "Teach it anyway" : "Start teaching";
 }
 
-/** Teach what was chosen: known classes get more pictures, new ones are a lesson. */
-async function teachLesson() {
+/** Teach what was chosen: known classes get more pictures, new ones are a lesson. Who has seen what cannot be read leaves it out. */
+async function teachLesson(looked) {
   const names = lessonNames();
   const all = names.length > 0 && names.every(known);
   const [name, epochs, begun] = [$("task-name").value.trim(), $("task-epochs").value, Date.now()];
   const more = lesson.zip ? [] : lesson.classes.filter((one) => known(one.name));
   const fresh = lesson.zip ? [] : lesson.classes.filter((one) => !known(one.name));
   if (all || more.length) {
-    const job = await sent("more", formOf(more, all ? lesson.zip : null), begun);
+    const form = formOf(more, all ? lesson.zip : null);
+    if (looked) form.append("skip_bad", "true");
+    const job = await sent("more", form, begun);
     await watch(job.id, begun);
     if (all) return taught(begun, null, names);
   }
   const form = formOf(fresh, lesson.zip);
   if (name) form.append("name", name);
   if (epochs) form.append("epochs", epochs);
+  if (looked) form.append("skip_bad", "true");
   const job = await sent("tasks", form, begun);
   sessionStorage.setItem("job", JSON.stringify({ id: job.id, begun }));
   await taught(begun, (await watch(job.id, begun)).task, names);
@@ -371,9 +430,10 @@ async function taught(begun, number, names = []) {
 
 export function wireTeach() {
   for (const id of ["teach-folder", "teach-zip"]) {
-    $(id).onchange = async ({ target }) => {
-      await takeLesson(chosen(target));
-      target.value = "";
+    $(id).onchange = ({ target }) => {
+      const found = chosen(target);
+      target.value = ""; // so that the same folder can be chosen again
+      return takeLesson(found);
     };
   }
   $("add-files").onchange = async ({ target }) => {
