@@ -39,9 +39,9 @@ from dualprompt.errors import DualPromptError
 from dualprompt.learner import ContinualLearner
 from dualprompt.methods.base import METHODS, method_config
 from dualprompt.model import card, saved
+from dualprompt.pictures.kinds import Cloud, Grid, Line, Lines, Points, as_plain
 from dualprompt.report import publication, run_files, study_files, tables
 from dualprompt.report.build import report
-from dualprompt.report.pictures import Cloud, Grid, Line, Lines, Points, as_plain
 from dualprompt.report.sheet import Column, Sheet
 from dualprompt.run import checkpoint
 from dualprompt.run.checkpoint import Checkpoints

@@ -21,7 +21,9 @@ import yaml
 from pydantic import TypeAdapter
 
 from contrast import CONTRAST
-from dualprompt.report import drawing, figures, pictures, study_files
+from dualprompt.pictures import drawing
+from dualprompt.pictures import kinds as pictures
+from dualprompt.report import figures, study_files
 from dualprompt.report.page import LARGEST
 from sandbox import World, call, contents, interrupted
 

@@ -14,7 +14,7 @@ from dualprompt.data.cache import Store
 from dualprompt.data.datasets.mini_domains import LOOKS
 from dualprompt.data.sources import DATASETS, GROUPS, ArraySource, Dataset
 from dualprompt.data.stream import build_stream, outline
-from dualprompt.report.drawing import save_with_data
+from dualprompt.pictures.drawing import save_with_data
 from dualprompt.report.figures import anytime, stream_map
 from sandbox import World, call
 

@@ -199,7 +199,7 @@ def show_streams(options: argparse.Namespace) -> None:
 
     from dualprompt.config import compose
     from dualprompt.data.stream import outline
-    from dualprompt.report.drawing import save
+    from dualprompt.pictures.drawing import save
     from dualprompt.report.figures import stream_map
 
     given = {"seed": options.seed, "benchmark.root": None if options.root is None else str(options.root)}

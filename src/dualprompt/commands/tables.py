@@ -215,8 +215,9 @@ def show(
         groups: what each line that has runs is called, and these.
     """
     from dualprompt.files import write_text
+    from dualprompt.pictures.drawing import as_csv
     from dualprompt.report import publication
-    from dualprompt.report.sheet import as_csv, as_latex, as_markdown, as_rich
+    from dualprompt.report.sheet import as_latex, as_markdown, as_rich
     from dualprompt.report.tables import text
     from dualprompt.sweeps.obtained import complain
 

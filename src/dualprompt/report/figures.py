@@ -8,7 +8,7 @@ import numpy as np
 
 from dualprompt.data.stream import Stream
 from dualprompt.metrics import over_tasks
-from dualprompt.report.pictures import Grid, Line, Lines, Map
+from dualprompt.pictures.kinds import Grid, Line, Lines, Map
 from dualprompt.report.tables import ERRORS, Result, by_method, explained, label
 from dualprompt.report.verdict import two_errors
 

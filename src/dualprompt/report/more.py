@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from dualprompt.pictures.kinds import Line, Lines
 from dualprompt.report.columns import MEASURES, sheet
 from dualprompt.report.page import Drawn, Item, Section, Shown, Text
-from dualprompt.report.pictures import Line, Lines
 from dualprompt.report.sheet import Column, Sheet
 from dualprompt.report.tables import Result, by_method, over_seeds
 

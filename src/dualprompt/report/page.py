@@ -12,8 +12,8 @@ from typing import Any
 
 from dualprompt.errors import DualPromptError
 from dualprompt.files import read_bytes, reason, write_text
-from dualprompt.report.drawing import save_with_data
-from dualprompt.report.pictures import COLOURS, INK, PAPER, QUIET, Picture, signed
+from dualprompt.pictures.drawing import save_with_data
+from dualprompt.pictures.kinds import COLOURS, INK, PAPER, QUIET, Picture, signed
 from dualprompt.report.sheet import Sheet
 
 LARGEST = 3_000_000  # bytes of a page

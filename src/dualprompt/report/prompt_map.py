@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dualprompt.errors import DualPromptError
-from dualprompt.report.pictures import Cloud, Points
+from dualprompt.pictures.kinds import Cloud, Points
 from dualprompt.run.folder import Run
 
 MOST = 800  # points of a kind that are drawn

@@ -12,9 +12,9 @@ import numpy as np
 from dualprompt.errors import DualPromptError
 from dualprompt.files import write_json, write_text
 from dualprompt.metrics import mean_and_deviation
+from dualprompt.pictures.drawing import save
+from dualprompt.pictures.kinds import Picture
 from dualprompt.report import figures, tables
-from dualprompt.report.drawing import save
-from dualprompt.report.pictures import Picture
 from dualprompt.run.folder import Run
 from dualprompt.training.group import BASELINE, is_run, members_of
 

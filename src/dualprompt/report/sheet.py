@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import html
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
@@ -111,12 +108,3 @@ def as_latex(sheet: Sheet) -> str:
             "",
         ]
     )
-
-
-def as_csv(rows: Sequence[dict[str, Any]]) -> str:
-    """Return rows of plain values, which all have the same keys, in full precision."""
-    out = io.StringIO()
-    writer = csv.DictWriter(out, list(rows[0]))
-    writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue()

@@ -9,8 +9,8 @@ from pydantic import AfterValidator, Discriminator, Field, Tag
 
 from dualprompt.config import Record, read_record
 from dualprompt.files import refuse_links
+from dualprompt.pictures.kinds import Grid, Lines, Points, whole
 from dualprompt.report import publication
-from dualprompt.report.pictures import Grid, Lines, Points, whole
 
 FILE = "study.json"
 

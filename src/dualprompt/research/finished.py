@@ -20,9 +20,9 @@ from dualprompt.data.memory import pixels_of
 from dualprompt.errors import DualPromptError, nearest
 from dualprompt.methods.base import METHODS, Batch, Method, StreamKind, method_config
 from dualprompt.metrics import mean_and_deviation
+from dualprompt.pictures.drawing import figure_of
 from dualprompt.progress import counted
 from dualprompt.report import figures, study_files
-from dualprompt.report.drawing import figure_of
 from dualprompt.report.run_files import finished_runs
 from dualprompt.report.sheet import as_html
 from dualprompt.report.study_files import StudyRecord

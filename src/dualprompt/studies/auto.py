@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from dualprompt.errors import DualPromptError
 from dualprompt.files import beside, digest, disk_errors, refuse_links
+from dualprompt.pictures.kinds import Line, Lines
 from dualprompt.progress import counted
-from dualprompt.report.pictures import Line, Lines
 from dualprompt.report.tables import explained
 from dualprompt.report.verdict import verdict_on
 from dualprompt.run.code import code_of

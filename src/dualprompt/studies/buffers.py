@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from dualprompt.config import BUFFER_SIZE
 from dualprompt.errors import DualPromptError
+from dualprompt.pictures.kinds import Line, Lines
 from dualprompt.progress import counted
-from dualprompt.report.pictures import Line, Lines
 from dualprompt.report.verdict import Verdict, decide, verdict_on
 from dualprompt.studies.study import Context, Outcome, Row, Setting, Study
 from dualprompt.studies.words import about, between, finding, pictured, spread, table

@@ -12,7 +12,7 @@ from dualprompt.config import BenchmarkConfig
 from dualprompt.data.gallery import gallery
 from dualprompt.data.sources import GROUPS, Dataset, Split
 from dualprompt.data.stream import load_dataset
-from dualprompt.report.pictures import Line, Lines
+from dualprompt.pictures.kinds import Line, Lines
 from dualprompt.report.sheet import Column, Sheet
 from dualprompt.studies.study import Context, Outcome, Study
 from dualprompt.training.setup import prepare

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 
 from dualprompt.errors import DualPromptError
+from dualprompt.pictures.kinds import Grid
 from dualprompt.progress import counted
-from dualprompt.report.pictures import Grid
 from dualprompt.studies.study import Context, Outcome, Row, Setting, Study, at_top, best
 from dualprompt.studies.words import about, finding, leader, papers_choice, pictured, spread, table
 from dualprompt.sweeps import paper

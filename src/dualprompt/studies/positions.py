@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from dualprompt.pictures.kinds import Line, Lines
 from dualprompt.progress import counted
-from dualprompt.report.pictures import Line, Lines
 from dualprompt.report.verdict import Verdict, verdict_on
 from dualprompt.studies.study import Context, Outcome, Row, Setting, Study, best, spread_out
 from dualprompt.studies.words import (

@@ -8,9 +8,9 @@ from typing import Any
 
 from dualprompt.errors import DualPromptError
 from dualprompt.files import digest, write_json, write_text
-from dualprompt.report.drawing import save_with_data
-from dualprompt.report.pictures import as_plain
-from dualprompt.report.sheet import as_csv, as_markdown, as_rich
+from dualprompt.pictures.drawing import as_csv, save_with_data
+from dualprompt.pictures.kinds import as_plain
+from dualprompt.report.sheet import as_markdown, as_rich
 from dualprompt.report.study_files import FILE
 from dualprompt.report.tables import text
 from dualprompt.run.identity import CIRCUMSTANCES, config_digest

@@ -15,8 +15,8 @@ from dualprompt.config import RunConfig, changes_recipe, compose
 from dualprompt.errors import DualPromptError, nearest
 from dualprompt.methods.base import METHODS, method_config
 from dualprompt.metrics import mean_and_deviation
+from dualprompt.pictures.kinds import Picture
 from dualprompt.progress import SILENT, Progress
-from dualprompt.report.pictures import Picture
 from dualprompt.report.sheet import Sheet
 from dualprompt.report.verdict import Verdict
 from dualprompt.studies import STUDIES

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dualprompt.files import atomic, write_text
-from dualprompt.report.pictures import INK, PAPER, Picture, Points
-from dualprompt.report.sheet import as_csv
+from dualprompt.pictures.kinds import INK, PAPER, Picture, Points
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,7 +37,7 @@ def figure_of(*pictures: Picture) -> Figure:
     """Return pictures side by side in one figure, which no window or notebook owns."""
     import matplotlib
 
-    from dualprompt.report.notebook import NotebookFigure
+    from dualprompt.pictures.notebook import NotebookFigure
 
     widths, height = [picture.size[0] for picture in pictures], max(picture.size[1] for picture in pictures)
     with matplotlib.rc_context(STYLE):  # pyright: ignore[reportArgumentType]
@@ -96,3 +98,12 @@ def _smaller(svg: str) -> str:
     svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
     svg = re.sub(r"(?<=\d\.\d\d)\d+(?=[ \"\n,)])", "", svg)
     return re.sub(r"\n\s*", "\n", svg)
+
+
+def as_csv(rows: Sequence[dict[str, Any]]) -> str:
+    """Return rows of plain values, which all have the same keys, in full precision."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
