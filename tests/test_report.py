@@ -28,7 +28,10 @@ from dualprompt.report.page import LARGEST
 from sandbox import World, call, contents, interrupted
 
 NAME = 'trees <b> & "leaves"'
-SECTIONS = ("results", "curves", "accuracy", "pictures", "matching", "keys", "prompts", "size", "time", "config")
+SECTIONS = (
+    "results", "stream", "curves", "accuracy", "pictures", "matching", "keys", "prompts",
+    "metrics", "calibration", "classes", "size", "time", "config",
+)  # fmt: skip
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
