@@ -32,8 +32,10 @@ import yaml
 from PIL import Image
 from safetensors.torch import save_file
 
+from dualprompt.backbones.base import BACKBONES
 from dualprompt.backbones.vit import VisionTransformer, ViTConfig
 from dualprompt.cli import main
+from dualprompt.methods.base import METHODS
 from dualprompt.run.checkpoint import Checkpoints
 
 VIT = ViTConfig(image_size=16, patch_size=8, dim=16, depth=3, heads=2, mlp_dim=32)
@@ -265,6 +267,8 @@ def _as_command(arguments: list[str], out: str, err: str) -> None:
     for path, stream in ((out, 1), (err, 2)):
         os.dup2(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND), stream)
     sys.argv = [COMMAND, *arguments]
+    for registry in (METHODS, BACKBONES):  # the server looked before a test installed what it brings
+        registry._discovered = False
 
 
 def _live(arguments: list[str], log: str, watch: str, at: int | str | tuple[str, int] | None, by: int) -> None:

@@ -134,7 +134,7 @@ def test_each_method_has_the_network_of_its_authors() -> None:
 
 def test_options_of_the_other_table_are_refused(world: World) -> None:
     refused = call("table", "architecture", "--buffers", "10")
-    assert "--buffers and --against are for table main" in refused.error
+    assert "--buffers, --against and --columns are for table main" in refused.error
     assert "has no method 'er'" in call("table", "architecture", "--methods", "er").error
     assert "for table architecture" in call("table", "main", "--resnet152", "x.pth", "--methods", "er").error
 

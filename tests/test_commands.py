@@ -15,6 +15,7 @@ import pytest
 
 from dualprompt import cli
 from dualprompt.commands.completion import SCRIPTS, following
+from dualprompt.config import preset_names
 from sandbox import COMMAND, World, call
 
 PARSER, COMMANDS = cli.build_parser()
@@ -140,9 +141,9 @@ def completed(*words: str) -> list[str]:
 def test_words_that_may_follow() -> None:
     assert completed("") == NAMES
     assert completed("ev") == ["evaluate"]
-    assert completed("run", "m") == ["mini"]
+    assert completed("run", "m") == ["mini", "mini-domains"]
     assert completed("run", "mini", "") == []
-    assert completed("list", "") == ["backbones", "benchmarks", "methods", "presets", "runs"]
+    assert completed("list", "") == ["backbones", "benchmarks", "methods", "presets", "protocols", "runs"]
     assert "dualprompt-lda" in completed("run", "mini", "--method", "dual")
     assert completed("run", "mini", "--se") == ["--seed", "--seeds"]
     assert completed("run", "mini", "--tr") == ["--track", "--train."]
@@ -151,7 +152,7 @@ def test_words_that_may_follow() -> None:
     assert completed("run", "mini", "--benchmark.skip_bad", "") == ["false", "true"]
     assert completed("run", "mini", "--method", "simple-cil", "--method.e") == []
     assert "--method.e_layers" in completed("run", "mini", "--method.e")
-    assert completed("run", "--seeds", "3", "spl") == ["split-cifar100", "split-imagenet-r"]
+    assert completed("run", "--seeds", "3", "spl") == sorted(name for name in preset_names() if name.startswith("spl"))
     assert completed("resume", "run", "--tr") == ["--track"]
     assert completed("learn", "") == []  # a folder: the shell's own business
     assert "--words" not in completed("completion", "bash", "--")
@@ -184,7 +185,7 @@ complete -p dualprompt
     words = ["bash", "-c", script, "bash", str(tmp_path / "bin" / "dualprompt")]
     done = subprocess.run(words, capture_output=True, text=True, check=True, env=os.environ | {"PATH": path})
     *found, registered = done.stdout.splitlines()
-    assert found == ["versions|", "presets|", "--no-baseline|--nodes|", "|"]
+    assert found == ["versions|", "presets|protocols|", "--no-baseline|--nodes|", "|"]
     assert registered == "complete -o default -F _dualprompt dualprompt"
     assert done.stderr == ""
 

@@ -212,5 +212,5 @@ def test_the_time_left_goes_by_the_method(monkeypatch: pytest.MonkeyPatch) -> No
     clock[0] += 100
     watched.learned(1)
     assert (bar.done, watched.left()) == (1.5, 100 + 2 * 10 + 2 * 100)
-    assert bar.text == "run 3 of 5: slow, seed 0; about 5 min left"
+    assert bar.text == "run 3 of 5: slow, seed 0"  # the time left has a column of its own
     assert (duration(89), duration(3600), duration(3 * 3600)) == ("89 s", "60 min", "3.0 h")

@@ -25,6 +25,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "slca": {"align_epochs": 2},
     "coda-prompt": {"layers": [1, 2], "components": 2, "length": 2},
     "dualprompt": PROMPTS | {"align_steps": 20},
+    "dualprompt-pool": PROMPTS | {"pool_size": 3},
     "dualprompt-rp": PROMPTS | {"projection": 40},
     "dualnet": {"slow_batch": 4, "outer": 1},
     "dynaer": {"warmup_epochs": 1, "classifier_epochs": 2},
@@ -33,6 +34,8 @@ SMALL: dict[str, dict[str, Any]] = {
     "l2p": {"pool_size": 4, "length": 2, "top_n": 2},
     "ranpac": {"projection": 40},
     "rpsnet": {"width": 2, "modules": 3, "tasks_per_path": 1},
+    "s-prompts": {"length": 3, "keys": 2},
+    "single-prompt": {"length": 3},
 }
 # Who compares the classes of a task with nothing else by default; and how they learn one class all the same.
 REMEDIES: dict[str, tuple[dict[str, Any], ...]] = {
@@ -41,6 +44,7 @@ REMEDIES: dict[str, tuple[dict[str, Any], ...]] = {
     "ewc": ({"training_logits": "unmasked"},),
     "frozen-head": ({"training_logits": "unmasked"},),
     **{name: ({"training_logits": "unmasked"},) for name in ("inflora", "lae", "lora", "sd-lora")},
+    **{name: ({"training_logits": "unmasked"},) for name in ("dualprompt-pool", "single-prompt")},
     "ft++": (),
     "l2p": ({"training_logits": "unmasked"},),
     "lwf": ({"training_logits": "unmasked"},),
@@ -51,6 +55,7 @@ ABLE = [
     *((name, options) for name, found in REMEDIES.items() for options in found),
     *((name, {"training_logits": "masked"}) for name in ("simple-cil", "ridge", "lda")),  # which train no logits
     ("ranpac", PROMPTS | {"first_session": "prompts"}),
+    ("s-prompts", {"classifier": "shared", "training_logits": "unmasked"}),
 ]
 
 

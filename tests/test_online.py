@@ -39,6 +39,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "er": {"buffer_size": 6},
     "klda": {"projection": 30},
     "l2p": {"pool_size": 4, "length": 2, "top_n": 2},
+    "lora": {"rank": 3},
     "ranpac": {"projection": 30},
     "single-prompt": {"length": 3},
 }

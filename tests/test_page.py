@@ -108,7 +108,7 @@ def test_zip_drops_and_refusals(page: Any, place: Place, address: str, seen: See
     drop(page, lesson / "black", *place.some("white"))
     rows = page.locator("#lesson-list > li")
     expect(rows).to_have_count(2)
-    expect(said).to_have_text("1 file is left out: not pictures.", use_inner_text=True)
+    expect(said).to_have_text("1 file is left out, being no pictures: notes.txt.", use_inner_text=True)
     expect(page.locator("#lesson-list input:focus")).to_have_value("")  # the loose picture waits for its name
     page.get_by_role("button", name="Start teaching").click()
     expect(said).to_contain_text("One class has no name yet.")

@@ -36,6 +36,7 @@ def test_extras_bring_what_is_asked_for_by_name() -> None:
         for match in re.findall(r"dualprompt\[([a-z]+)\]", path.read_text(encoding="utf-8"))
     }
     named |= {"tensorboard", "wandb"}  # which `run/tracking.py` puts in by their names
+    named |= {"docs"}  # which `make docs` asks for
     assert named == extras
     dev = next(each for each in PROJECT["project"]["optional-dependencies"]["dev"] if each.startswith("dualprompt["))
     assert set(re.findall(r"[a-z]+", dev.partition("[")[2])) == extras
@@ -61,7 +62,7 @@ def test_files_of_the_ci_are_whole(path: Path) -> None:
     assert value["permissions"] == {"contents": "read"}
     assert commands
     if path.name == "test.yml":
-        assert commands == ["make test"]
+        assert commands == ["make test", "make docs"]
     for command in commands:
         for target in re.findall(r"make (\S+)", command):
             assert f"\n{target}:" in (ROOT / "Makefile").read_text()

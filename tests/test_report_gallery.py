@@ -128,7 +128,7 @@ def test_what_is_lacking_is_said_and_the_rest_is_shown(made: tuple[World, Path],
     with path.open("wb") as file:
         write_arrays(file, columns | {"classes": np.array(["elm"] * 6)})
     assert call("report", copy).code == 0
-    assert "is not the run's, or lacks answers" in section(copy)
+    assert "is not the run&#39;s, or lacks answers" in section(copy)
     path.write_bytes(b"no arrays")
     assert call("report", copy).code == 0
     assert "is damaged" in section(copy)

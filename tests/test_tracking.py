@@ -65,6 +65,10 @@ def expected(run: Path) -> Series:
         "mean_over_steps",
         "backward_transfer",
         "learning_accuracy",
+        "coda_forgetting",
+        "task_known_accuracy",
+        "calibration_error",
+        "unseen_auroc",
     ):
         if result[name] is not None:
             series[f"final/{name}"] = [(len(S), result[name])]

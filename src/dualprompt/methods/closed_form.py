@@ -40,4 +40,10 @@ class ClosedForm(FirstSession[P]):
     def set_head(self, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> None:
         """Replace the rows of all classes, a tensor a task; the session, if this was its task, is over."""
         self.head.restore([rows.float() for rows in weights], [rows.float() for rows in biases], train_old=False)
+        self.head.requires_grad_(False)
         self.end_session()
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Take over the head, which does not train inside a task either, and what adapts."""
+        super().load_state(state)
+        self.head.requires_grad_(False)

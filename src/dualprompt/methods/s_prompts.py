@@ -25,6 +25,7 @@ from dualprompt.methods.base import (
     numbered,
 )
 from dualprompt.methods.contract import places
+from dualprompt.methods.ownership import OfTask
 from dualprompt.methods.prompted import Prompted
 from dualprompt.methods.statistics import TensorList, generator_for
 
@@ -44,6 +45,11 @@ class SPromptsConfig(MethodConfig):
         default="query", description="test images find their domain by the nearest key, or are told it"
     )
 
+    @property
+    def learns_one_class(self) -> bool:
+        """Whether a domain may have one class: with a classifier of its own, whoever finds the domain has found it."""
+        return self.classifier == "own" or super().learns_one_class
+
 
 @METHODS.register("s-prompts")
 class SPrompts(Prompted[SPromptsConfig]):
@@ -56,6 +62,7 @@ class SPrompts(Prompted[SPromptsConfig]):
     }
     selections = ("query", "oracle")
     needs_borders = "a domain has a prompt, keys and a classifier of its own"
+    of_task: ClassVar[OfTask] = {**Prompted.of_task, "prompts": None, "keys": None, "labels": 0}
     forget = Method.forget  # of its domains: a class is in several, so what is one's own is not a label's
     places: Tensor
     columns: Tensor
