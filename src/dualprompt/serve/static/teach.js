@@ -252,7 +252,8 @@ function formOf(classes, zip = null) {
 async function startTeaching(event) {
   event.preventDefault();
   const wrong = objection();
-  if (wrong) return complain(wrong);
+  complain(wrong); // or takes away what was said before
+  if (wrong) return;
   const looked = !$("check-part").hidden;
   try {
     await needToken();
