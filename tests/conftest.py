@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -26,17 +26,16 @@ from sandbox import World, make_world, pictures
 torch.set_num_threads(1)
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)  # so it comes before pytest-xdist's, which comes first of others and reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
     """Keep tests that share a fixture of their file in one process, and skip what needs a GPU where there is none."""
     for item in items:
         if _shares_a_fixture(item) and item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
-    if torch.cuda.is_available():
-        return
     for item in items:
-        if item.get_closest_marker("gpu") is not None:
+        if item.get_closest_marker("gpu") is not None and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device, and PyTorch sees none"))
+    return (yield)
 
 
 def _shares_a_fixture(item: pytest.Item) -> bool:
