@@ -27,7 +27,18 @@ from helpers import SIDE, backbone_for, batch_of, random_images, seeded, subset_
 from sandbox import World, pictures
 
 # They answer from what a task's end solved for; s-prompts from the keys that it found, so of earlier domains alone.
-SOLVED = {"aper", "dualprompt-lda", "dualprompt-rp", "ease", "klda", "lda", "ranpac", "ridge", "s-prompts", "simple-cil"}
+SOLVED = {
+    "aper",
+    "dualprompt-lda",
+    "dualprompt-rp",
+    "ease",
+    "klda",
+    "lda",
+    "ranpac",
+    "ridge",
+    "simple-cil",
+    "s-prompts",
+}
 
 
 def make(name: str) -> Method:

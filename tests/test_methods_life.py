@@ -21,6 +21,7 @@ from dualprompt.training.feed import Feed
 from dualprompt.training.loop import train
 from dualprompt.training.setup import Setup, prepare
 from sandbox import NETWORKS, VIT, World, call, remains, start
+from test_online import Until
 
 SMALL: dict[str, dict[str, Any]] = {
     "aper": {"bottleneck": 4, "first_factor": 1},
@@ -157,6 +158,21 @@ def test_a_backbone_trains_in_bf16(name: str, world: World, tmp_path: Path) -> N
     check_result(name, name, truth)
     check_loaded(setup, truth)
     assert {p.dtype for p in setup.method.parameters()} == {torch.float32}  # small steps would be lost in bf16
+
+
+@pytest.mark.parametrize(("name", "kind"), [("aper", "adapter"), ("lda", "lora"), ("ranpac", "lora")])
+def test_a_first_session_goes_on_where_it_was(name: str, kind: str, world: World, tmp_path: Path) -> None:
+    """The other lives end in the second task, which trains nothing here."""
+    arguments = preset_and_options(world, name, {"method.first_session": kind, "method.first_factor": 2})
+    setup, truth = learn(arguments, tmp_path / "truth")
+    run = Run.create(tmp_path / "run", setup.config, setup.stream, setup.weights, setup.precision)
+    with pytest.raises(KeyboardInterrupt):
+        train(prepare(setup.config, share=setup), run, progress=Until(5))
+    assert run.checkpoints.progress_path.exists()
+    train(prepare(setup.config, share=setup), run)
+    mine, wanted = remains(run.folder)["."], remains(truth.folder)["."]
+    for what in ("result", "log", "state"):
+        assert mine[what] == wanted[what], what
 
 
 def preset_and_options(world: World, name: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
