@@ -31,6 +31,7 @@ def record(folder: Path) -> dict[str, Any]:
         "versions": {name: version for name, version in manifest["versions"].items() if name != "platform"},
         "seeds": sorted({result["seed"] for result in results}),
         "methods": lines,
+        "configs": {run.method: run.run.manifest()["config"] for run in reversed(group.runs)},  # of the first seed
     }
 
 
