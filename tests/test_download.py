@@ -372,6 +372,7 @@ GOOD = [("set/a.txt", b"one"), ("set/deep/b.txt", b"two")]
         ("set.tar", tar([("./" + name, content) for name, content in [*GOOD, ("stray", b"")]], mode="w")),
         ("set.zip", zipped([("set/", b""), *GOOD])),
     ],
+    ids=["gzip", "tar", "zip"],  # contents differ from process to process, by the time that gzip notes
 )
 def test_archives_are_unpacked_beside_themselves(tmp_path: Path, site: Site, file: str, content: bytes):
     site.files[file] = content
@@ -456,6 +457,7 @@ def test_accepted_names_stay_inside(parts: list[str]):
         ("text.tar", b"this is no archive at all", "cannot be unpacked"),
         ("other.tar", tar([("elsewhere/a", b"1")]), "holds no folder set"),
     ],
+    ids=["cut", "text", "other"],
 )
 def test_broken_archives_leave_no_folder(tmp_path: Path, site: Site, file: str, content: bytes, found: str):
     site.files[file] = content
