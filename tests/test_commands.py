@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from dualprompt import cli
-from dualprompt.commands.completion import SCRIPTS, following
+from dualprompt.completion import SCRIPTS, following
 from dualprompt.config import preset_names
 from sandbox import COMMAND, World, call
 

@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dualprompt import __version__
+from dualprompt import __version__, completion
 from dualprompt.commands import (
     change,
     check,
-    completion,
     evaluate,
     look,
     models,

@@ -195,12 +195,8 @@ def do_data(options: argparse.Namespace) -> None:
 
 def show_streams(options: argparse.Namespace) -> None:
     """Draw the streams of presets: which classes come when."""
-    from rich.table import Table
-
     from dualprompt.config import compose
-    from dualprompt.data.stream import outline
-    from dualprompt.pictures.drawing import save
-    from dualprompt.report.figures import stream_map
+    from dualprompt.report.streams import draw_stream
 
     given = {"seed": options.seed, "benchmark.root": None if options.root is None else str(options.root)}
     overrides = options.overrides | {key: value for key, value in given.items() if value is not None}
@@ -208,31 +204,10 @@ def show_streams(options: argparse.Namespace) -> None:
         raise DualPromptError(f"--out: a picture of a stream is a .png or .svg, found '{options.out}'")
     said, tables = [], []
     for name in options.datasets:
-        config = compose(name, None, overrides)
-        stream = outline(config.benchmark, config.seed)
-        title = (
-            f"{config.benchmark.name} ({config.benchmark.stream}), seed {config.seed}: training images of each class"
-        )
         path = options.out or Path(f"{Path(name).stem}-stream.png")
         if options.out and len(options.datasets) > 1:
             path = path.with_name(f"{path.stem}-{Path(name).stem}{path.suffix}")
-        save(path, stream_map(stream, title))
-        tasks = [
-            {
-                "name": task.name,
-                "classes": len(task.labels),
-                "new": len(task.new_labels),
-                "train": len(task.train),
-                "test": len(task.judged(config.benchmark.evaluate_on)),
-                "border": task.border,
-                "marks": list(task.marks),
-            }
-            for task in stream.experiences
-        ]
-        said.append({"preset": name, "stream": config.benchmark.stream, "tasks": tasks, "picture": str(path)})
-        table = Table("task", "classes", "new", "train", "test", "border", title=title, caption=f"picture: {path}")
-        for task in tasks:
-            known = "told" if task["border"] else "not told"
-            table.add_row(*(str(task[key]) for key in ("name", "classes", "new", "train", "test")), known)
+        found, table = draw_stream(compose(name, None, overrides), path)
+        said.append({"preset": name} | found)
         tables.append(table)
     emit(options, said[0] if len(said) == 1 else said, *tables)

@@ -161,7 +161,9 @@ def do_protocol(options: argparse.Namespace) -> None:
     from dualprompt.files import runs_root
     from dualprompt.sweeps import protocol_table, store
 
-    given = {f"--{name.replace('_', '-')}": getattr(options, name) for name in ("recipe", "buffers", "against", "columns")}
+    given = {
+        f"--{name.replace('_', '-')}": getattr(options, name) for name in ("recipe", "buffers", "against", "columns")
+    }
     given |= {"--resnet": options.resnet, "--resnet152": options.resnet152, "--seeds-finetune": options.seeds_finetune}
     if strange := next((flag for flag, value in given.items() if value is not None), None):
         raise DualPromptError(f"{strange} does not go with table protocol, which says it itself")
