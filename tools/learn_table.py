@@ -9,9 +9,9 @@ class are set aside by the seed. `learn` is given the classes lesson by lesson, 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,13 @@ from torch import Tensor
 
 from dualprompt import ContinualLearner, __version__
 from dualprompt.console import Terminal
+from dualprompt.files import write_json
 from dualprompt.methods.contract import Batch
 from dualprompt.methods.dualprompt_lda import DualPromptLDA
 from dualprompt.methods.statistics import shrunk, within_class
 from dualprompt.metrics import wilson
 from dualprompt.model.images import ImageLike, gather
+from dualprompt.report.sheet import Column, Sheet, as_markdown
 
 Pictures = dict[str, list[ImageLike]]
 
@@ -148,19 +150,37 @@ def row(
     }
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """Return the rows as a table in Markdown."""
+def sheet(rows: list[dict[str, Any]]) -> Sheet:
+    """Return the rows as a table, the best of each in bold, and their mean."""
     names = list(rows[0]["accuracy"])
-    lines = [f"| images | classes | images a class | test images | {' | '.join(names)} |"]
-    lines.append("|---" * (4 + len(names)) + "|")
+    headings = ("classes", "images a class", "test images", *names)
+    lines = []
     for found in rows:
         best = max(found["accuracy"].values())
-        cells = [f"**{v}**" if v == best else f"{v}" for v in found["accuracy"].values()]
-        first = [found["folder"], found["classes"], found["each"], found["test"]]
-        lines.append(f"| {' | '.join(map(str, [*first, *cells]))} |")
-    means = [round(float(np.mean([found["accuracy"][name] for found in rows])), 1) for name in names]
-    lines.append(f"| mean | | | | {' | '.join(map(str, means))} |")
-    return "\n".join(lines)
+        cells = [f"**{value:.1f}**" if value == best else f"{value:.1f}" for value in found["accuracy"].values()]
+        lines.append((found["folder"], str(found["classes"]), str(found["each"]), str(found["test"]), *cells))
+    means = [f"{np.mean([found['accuracy'][name] for found in rows]):.1f}" for name in names]
+    columns = (Column("images", right=False), *map(Column, headings))
+    return Sheet("Test images right (%)", columns, (tuple(lines), (("mean", "", "", "", *means),)))
+
+
+def publication(rows: list[dict[str, Any]], options: argparse.Namespace) -> dict[str, Any]:
+    """Return all of it as what `dualprompt publish` reads."""
+    made, folders = sheet(rows), " ".join(folder.name for folder in options.folders)
+    each = " ".join(map(str, options.each))
+    return {
+        "kind": "learn",
+        "title": made.title,
+        "command": f"python tools/learn_table.py {options.out.name} {folders} --each {each} --lessons {options.lessons}"
+        f" --test {options.test} --backbone {options.backbone} --seed {options.seed}",
+        "date": time.strftime("%Y-%m-%d"),
+        "versions": {"dualprompt": __version__, "torch": torch.__version__},
+        "finding": "",
+        "verdicts": [],
+        "sheets": [asdict(made)],
+        "rows": [],
+        "measured": rows,
+    }
 
 
 def main() -> None:
@@ -178,9 +198,8 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for folder in options.folders:
         rows += rows_of(folder, options)
-        about = {"dualprompt": __version__, "backbone": options.backbone, "seed": options.seed}
-        options.out.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
-    sys.stdout.write(table(rows) + "\n")
+        write_json(options.out, publication(rows, options))
+    sys.stdout.write(as_markdown(sheet(rows)))
 
 
 if __name__ == "__main__":

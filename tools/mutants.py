@@ -39,6 +39,8 @@ PROMPTS = ("test_dualprompt", "test_reference_step")
 PROTOTYPES = ("test_methods_prototypes",)
 REGULARISED = ("test_methods_regularised", "test_rates")
 REHEARSAL = ("test_methods_rehearsal",)
+ADAPTERS = ("test_methods_adapters", "test_adaptation")
+ADAPTED = ("aper", "ease", "hide-prompt", "inflora", "lae", "lora", "sd-lora", "single-prompt", "slca")
 HOSTILE = tuple(
     f"test_hostile_files.py::{test}"
     for test in (
@@ -59,7 +61,7 @@ def lives(*names: str) -> tuple[str, ...]:
 TESTS: dict[str, tuple[str, ...]] = {
     "metrics": ("test_metrics",),
     "training/evaluate": ("test_evaluate", "test_dualprompt", "test_predictions", "test_cli.py::test_eval"),
-    "methods/buffer": ("test_buffer", "test_material", *REHEARSAL),
+    "methods/buffer": ("test_buffer", *REHEARSAL),
     "run/checkpoint": ("test_checkpoint", "test_rates", *lives("dualprompt", "er"), *HOSTILE),
     "backbones/base": ("test_deltas", "test_resnet"),
     "backbones/resnet": ("test_resnet",),
@@ -73,12 +75,17 @@ TESTS: dict[str, tuple[str, ...]] = {
     "methods/dualprompt_rp": ("test_dualprompt_rp", *lives("dualprompt-rp")),
     "methods/experts": ("test_dualprompt_rp", *PROTOTYPES, *lives("dualprompt-rp")),
     "methods/ranpac": (*PROTOTYPES, "test_dualprompt_rp"),
-    "methods/frozen_head": (*PROMPTS, "test_material"),
+    "methods/frozen_head": (*PROMPTS, "test_features"),
     "methods/heads": (*PROMPTS, *REGULARISED),
     **{f"methods/{name}": REGULARISED for name in ("ewc", "finetune", "lwf", "upper_bound")},
     **{f"methods/{name}": REHEARSAL for name in ("bic", "co2l", "derpp", "er", "gdumb", "rehearsal")},
     **{f"methods/{name}": PROTOTYPES for name in ("closed_form", "klda", "lda", "ridge", "simple_cil", "statistics")},
     "methods/ridge_head": (*PROTOTYPES, *lives("dualprompt, ridge")),
+    **{f"methods/{name}": (*ADAPTERS, "test_one_class") for name in ("adaptation", "adapted", "alignment")},
+    **{f"methods/{name.replace('-', '_')}": (*ADAPTERS, *lives(name)) for name in ADAPTED},
+    "methods/s_prompts": ("test_methods_online", "test_domains"),
+    "methods/dualprompt_pool": ("test_methods_online", "test_online"),
+    **{f"methods/{name}": (f"test_{name}", *lives(name)) for name in ("dualnet", "dynaer", "rpsnet", "supsup")},
 }
 
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
@@ -281,6 +288,19 @@ def _equivalent(mutant: Mutant) -> str:
     return next((why for file, part, why in EQUIVALENT if file == mutant.file and part in line), "")
 
 
+def rooms(judged: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return how many mutants of each room of the package were killed, and of all."""
+    found: dict[str, Counter[str]] = {}
+    for each in judged:
+        for name in (each["file"].removesuffix(".py").partition("/")[0], "all"):
+            found.setdefault(name, Counter())[each["outcome"]] += 1
+    outcomes = ("killed", "timed out", "survived", "equivalent")
+    return [
+        {"room": name, "mutants": own.total()} | {outcome: own[outcome] for outcome in outcomes}
+        for name, own in sorted(found.items(), key=lambda pair: (pair[0] == "all", pair[0]))
+    ]
+
+
 def campaign(mutants: list[Mutant], minutes: float, out: Path, facts: dict[str, Any]) -> dict[str, Any]:
     """Judge mutants one after another until the time is over; what is known so far is in `out` all the time."""
     preload()
@@ -304,7 +324,8 @@ def campaign(mutants: list[Mutant], minutes: float, out: Path, facts: dict[str, 
             files: dict[str, Counter[str]] = {}
             for each in judged:
                 files.setdefault(each["file"], Counter())[each["outcome"]] += 1
-            summary = facts | {"counts": Counter(e["outcome"] for e in judged), "files": files, "mutants": judged}
+            counts = {"counts": Counter(e["outcome"] for e in judged), "rooms": rooms(judged)}
+            summary = facts | counts | {"files": files, "mutants": judged}
             part = out.with_suffix(".partial")
             part.write_text(json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
             part.replace(out)
@@ -335,7 +356,8 @@ def main() -> None:
             for e in old
             if e["outcome"] in ("survived", "timed out")
         ]
-    facts = {"seed": options.seed, "possible": len(every)}
+    command = f"python tools/mutants.py --seed {options.seed} --count {options.count} --minutes {options.minutes:g}"
+    facts = {"command": command, "date": time.strftime("%Y-%m-%d"), "seed": options.seed, "possible": len(every)}
     counts = campaign(chosen, options.minutes, options.out, facts).get("counts", {})
     sys.stdout.write(json.dumps(counts) + "\n")
 

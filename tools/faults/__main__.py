@@ -34,8 +34,10 @@ from tools.faults.pictures import campaign_pictures
 from tools.faults.requests import campaign_requests
 from tools.faults.requests import problems as problems_of_requests
 from tools.faults.soak import campaign_soak
+from tools.faults.summary import publish
 
 from dualprompt.bench.load import demo_model
+from dualprompt.report.publication import check_target
 
 PARTS = ("requests", "kills", "disk", "folders", "pictures", "crowd", "files")
 
@@ -53,7 +55,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--model", type=Path, help="a saved model (default: a small one with the embedded backbone)")
     parser.add_argument("--out", type=Path, help="also write the summary here")
+    parser.add_argument("--publish", type=Path, help="tables for the docs; parts that are there and not run now stay")
     options = parser.parse_args()
+    check_target(options.publish)
     if strange := set(options.what) - {*PARTS, "soak"}:
         parser.error(f"unknown part '{min(strange)}'; choose from {', '.join(PARTS)}, soak")
     found: dict[str, Any] = {}
@@ -93,6 +97,8 @@ def main() -> int:
                 found[name] = campaign()
                 if options.out:
                     options.out.write_text(json.dumps(found, indent=2) + "\n")
+                if options.publish:
+                    publish(options.publish, {name: found[name]}, sys.argv[1:])
     sys.stdout.write(json.dumps(found, indent=2) + "\n")
     return 1 if any(part["problems"] for part in found.values()) else 0
 

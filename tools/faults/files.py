@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from tools.faults.common import tested
@@ -10,4 +11,6 @@ from tools.faults.common import tested
 def campaign_files(count: int, seed: int) -> dict[str, Any]:
     """Try so many mutations of every kind of file (tests/test_hostile_files.py, with more examples)."""
     options = (f"--hypothesis-seed={seed}", "-k", "mutations")
-    return {"mutations_of_each": count} | tested("test_hostile_files.py", *options, DUALPROMPT_EXAMPLES=str(count))
+    done = tested("test_hostile_files.py", *options, DUALPROMPT_EXAMPLES=str(count))
+    kinds = sum(map(int, re.findall(r"(\d+) (?:passed|failed)", done["summary"])))
+    return {"mutations_of_each": count, "kinds": kinds} | done
