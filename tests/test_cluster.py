@@ -190,6 +190,7 @@ def test_what_no_machine_has(world: World, tmp_path: Path) -> None:
         obtain([config(world)], tmp_path / "runs", jobs=workers)
 
 
+@pytest.mark.slow  # a cluster of its own takes minutes to start beside other tests
 def test_stopped_it_stops_its_workers_and_leaves_nothing(world: World, tmp_path: Path) -> None:
     pytest.importorskip("ray")
     root = tmp_path / "runs"

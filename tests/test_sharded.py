@@ -77,6 +77,7 @@ def test_another_backbone_elsewhere_is_refused(world: World) -> None:
         learner.learn(lesson(world, FIRST), over=stranger)
 
 
+@pytest.mark.slow  # a cluster of its own takes minutes to start beside other tests
 @pytest.mark.xdist_group("ray")
 def test_ray_makes_the_same_model(world: World, tmp_path: Path) -> None:
     pytest.importorskip("ray")
