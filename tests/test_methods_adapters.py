@@ -261,7 +261,7 @@ def moment_of(seed: int, rank: int = 9) -> Tensor:
     return rows.T @ rows
 
 
-@pytest.mark.parametrize("threshold", [0.3, 0.95, 1.0])
+@pytest.mark.parametrize("threshold", [0.3, 0.95, 0.9999])
 def test_inflora_extends_the_space_of_old_inputs_as_gradient_projection_memory(threshold: float) -> None:
     old, by_hand = None, np.zeros((12, 0))
     for seed in range(3):
@@ -274,10 +274,19 @@ def test_inflora_extends_the_space_of_old_inputs_as_gradient_projection_memory(t
     assert old.shape[1] > 1
     chosen = main_directions(moment_of(9), old, 2)
     left = moment_of(9).numpy() - by_hand @ by_hand.T @ moment_of(9).numpy()
-    if threshold < 1:  # else nothing is left to choose from
+    if old.shape[1] <= 10:  # else less than two directions are left to choose from
         expected = np.linalg.svd(left)[0][:, :2]
         np.testing.assert_allclose(numbers(chosen @ chosen.T), expected @ expected.T, atol=1e-7)
         assert (old.T @ chosen).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_inflora_takes_no_direction_that_is_only_rounding(dtype: torch.dtype) -> None:
+    """With a threshold of one the share that is held is reached or not by the last digit."""
+    for seed in range(20):
+        all_of_it = extended(None, moment_of(seed).to(dtype), 1.0)
+        assert all_of_it.shape == (12, 9)
+        assert extended(all_of_it, moment_of(seed).to(dtype), 1.0).shape == (12, 9)
 
 
 def test_inflora_looks_at_what_enters_the_attention_and_leaves_old_inputs_alone() -> None:

@@ -130,6 +130,7 @@ def extended(old: Tensor | None, second_moment: Tensor, threshold: float) -> Ten
     # How much the space holds before each direction is added: it is added where that is not enough.
     held = 1 - (missing.sum() - missing.cumsum(0) + missing) / total.clamp_min(1e-30)
     wanted = int((held < threshold).sum())
-    room = len(second_moment) - (0 if old is None else old.shape[1])
+    rounding = torch.finfo(found.S.dtype).eps * len(found.S) * total.sqrt()  # below it a direction is noise
+    room = min(int((rounding < found.S).sum()), len(second_moment) - (0 if old is None else old.shape[1]))
     fresh = found.U[:, : min(wanted, room)]
     return fresh if old is None else torch.cat([old, fresh], dim=1)
