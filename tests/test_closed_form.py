@@ -80,20 +80,20 @@ def test_the_rule_is_discriminant_analysis_with_as_many_samples_as_are_free() ->
     assert torch.equal((features @ weight.T + bias).argmax(dim=1), far.argmin(dim=1))
 
 
-def test_another_choice_must_win_by_more_than_chance() -> None:
+def test_the_smallest_log_loss_on_images_left_out_is_taken_where_it_is_clearly_smaller() -> None:
     evidence = loo.Evidence()
-    labels = torch.zeros(30, dtype=torch.int64)
-    right, wrong = torch.tensor([[0.0, 1.0]]), torch.tensor([[1.0, 0.0]])
-    same = right.repeat(30, 1)
-
-    def with_errors(count: int) -> torch.Tensor:
-        return torch.cat([wrong.repeat(count, 1), right.repeat(30 - count, 1)])
-
-    others = len(loo.CHOICES) - 2
-    evidence.add([with_errors(1), same, *[same] * others], labels)
-    assert evidence.choice() == 0  # one image more is chance
-    evidence.add([with_errors(9), same, *[with_errors(9)] * others], labels)
-    assert evidence.choice() == 1
+    assert (evidence.choice(), evidence.sharpness(0)) == (0, loo.SHARPNESSES[loo.UNJUDGED])
+    labels = torch.zeros(2, dtype=torch.int64)
+    others = [torch.tensor([[8.0, 0.0], [0.0, 8.0]])] * (len(loo.CHOICES) - 2)  # one right, one wrong
+    sure, unsure = torch.tensor([[0.0, 40.0]]).repeat(2, 1), torch.tensor([[0.0, 0.5]]).repeat(2, 1)
+    evidence.add([unsure, sure, *others], labels)
+    assert evidence.choice() == 0  # both are right twice: log losses of 1.15 and 0
+    evidence.add([unsure, sure, *others], labels)
+    assert (evidence.choice(), evidence.sharpness(1)) == (1, max(loo.SHARPNESSES))
+    wrong = torch.tensor([[40.0, 0.0]]).repeat(4, 1)
+    evidence.add([unsure.repeat(2, 1), wrong, *[each.repeat(2, 1) for each in others]], labels.repeat(2))
+    assert evidence.choice() == 0  # over all images that were ever left out
+    assert evidence.sharpness(1) == min(loo.SHARPNESSES)
 
 
 def features_of(learner: ContinualLearner, images: np.ndarray) -> torch.Tensor:
@@ -418,7 +418,7 @@ def test_a_learner_reads_layers_unless_that_is_too_wide(world: World, monkeypatc
 
 def test_evidence_about_other_choices_is_forgotten() -> None:
     evidence = loo.Evidence()
-    evidence.restore({"duels": torch.ones(4, 2), "losses": torch.ones(4, 12)})
-    assert not evidence.duels.any()
-    evidence.restore({"duels": torch.ones(len(loo.CHOICES), 2), "losses": torch.ones(len(loo.CHOICES), 12)})
-    assert evidence.duels.all()
+    evidence.restore({"losses": torch.ones(4, 12)})
+    assert not evidence.losses.any()
+    evidence.restore({"losses": torch.ones(len(loo.CHOICES), len(loo.SHARPNESSES))})
+    assert evidence.losses.all()
