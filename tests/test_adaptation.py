@@ -21,7 +21,7 @@ from dualprompt.methods.ranpac import RanPAC
 from helpers import batch_of, random_images, seeded, task_view, tiny_resnet, tiny_vit
 
 KINDS = ("prompts", "lora", "adapter")
-HEADS = ("simple-cil", "lda", "klda", "ridge", "ranpac")
+HEADS = ("simple-cil", "lda", "klda", "ridge", "ranpac", "fecam", "anacp")
 SMALL = {"rank": 2, "bottleneck": 3, "prompt_length": 2}
 
 
