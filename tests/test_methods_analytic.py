@@ -129,7 +129,7 @@ def test_targets_are_further_apart_than_means_in_what_tells_classes_apart() -> N
     np.testing.assert_allclose(alone.numpy(), directions(means[:1].numpy()))
 
 
-@pytest.mark.parametrize(("name", "options"), [("fecam", {}), ("anacp", {"projection": 20, "samples": 3000})])
+@pytest.mark.parametrize(("name", "options"), [("fecam", {}), ("anacp", {"projection": 20, "strength": 2})])
 def test_a_label_that_comes_back_adds_to_what_is_kept(name: str, options: dict[str, int]) -> None:
     features, labels = blobs(3, [9, 8, 7, 6, 5])
     first = torch.isin(labels, torch.tensor([0, 1, 2])) & (torch.arange(35) % 2 == 0)
@@ -142,8 +142,11 @@ def test_a_label_that_comes_back_adds_to_what_is_kept(name: str, options: dict[s
     [view] = in_portions([(features, labels)], 5)
     once.begin_task(view)
     once.end_task(view)
-    expected = once.predict(known(features)).logits
-    torch.testing.assert_close(method.predict(known(features)).logits, expected, rtol=1e-3, atol=0.02)
+    if name == "anacp":  # whose head is solved from samples, drawn task by task
+        torch.testing.assert_close(method.state()["maps"], once.state()["maps"], rtol=1e-3, atol=1e-4)
+    else:
+        expected = once.predict(known(features)).logits
+        torch.testing.assert_close(method.predict(known(features)).logits, expected, rtol=1e-3, atol=1e-4)
     again = METHODS[name](method_config({"name": name, **options}), tiny_vit())
     again.accept(StreamKind(returns=True))
     again.load_state(method.state())

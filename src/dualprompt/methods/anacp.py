@@ -88,8 +88,9 @@ class AnaCP(ClosedForm[AnaCPConfig]):
         """Draw what is random (first task), and add rows to the head."""
         super().begin_task(task)
         if task.index == 0:
+            generator = generator_for(task, "projections")
             for drawn in (self.inner, self.outer):
-                drawn.copy_(torch.randn(drawn.shape, generator=task.generator))
+                drawn.copy_(torch.randn(drawn.shape, generator=generator))
 
     @torch.no_grad()
     def end_task(self, task: TaskView) -> None:
