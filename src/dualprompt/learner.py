@@ -183,8 +183,8 @@ class ContinualLearner:
         """Add images to classes that it knows; return the tasks that have them now.
 
         Where the head is solved for from sums (`dualprompt-lda`, `lda`, `klda`, `fecam`, `ridge`, `ranpac`,
-        `dualprompt-rp`), they are added to these, and prompts stay. Other methods learn them `again`, as a task. `skip_bad` and the
-        images held out are those of `learn`.
+        `dualprompt-rp`), they are added to these, and prompts stay. Other methods learn them `again`, as a task.
+        `skip_bad` and the images held out are those of `learn`.
         """
         with self._changing:
             model, classes = self._model, gather(data)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar, NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -27,50 +28,43 @@ class FeCAMConfig(ClosedFormConfig):
     shrinkage: float = Field(default=1.0, gt=0, description="γ: so many of a class's mean variance are added to each")
 
 
-class Moments(NamedTuple):
+@dataclass(frozen=True)
+class ClassMoments:
     """Of a class's features, in float64."""
 
     count: float
     mean: Tensor  # (dim,)
     scatter: Tensor  # Σ (f − mean)(f − mean)ᵀ, (dim, dim)
 
-    def joined(self, other: Moments) -> Moments:
+    def joined(self, other: ClassMoments) -> ClassMoments:
         """Return those of both together."""
         count, shift = self.count + other.count, other.mean - self.mean
         between = shift[:, None] * shift * (self.count * other.count / count)
-        return Moments(count, self.mean + shift * (other.count / count), self.scatter + other.scatter + between)
+        return ClassMoments(count, self.mean + shift * (other.count / count), self.scatter + other.scatter + between)
 
 
-class ClassMoments(nn.Module):
+class KeptMoments(nn.Module):
     """The moments of every label, where one may come back: dim (dim + 3) / 2 + 1 numbers each."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
         self.dim = dim
-        self.counts, self.means, self.scatters = (
-            TensorList(),
-            TensorList(),
-            TensorList(),
-        )  # of labels that came together
+        self.counts, self.means, self.scatters = (TensorList() for _ in range(3))  # of labels that came together
 
-    def include(self, found: Sequence[Moments], task: TaskView) -> list[Moments]:
-        """Take in the moments of a task's labels; return those of all their features so far."""
-        new = [number for number, label in enumerate(task.labels) if label in task.new_labels]
-        every = list(found)
-        for number, label in enumerate(task.labels):
-            if number not in new:
-                every[number] = self._join(label, found[number])
+    def include(self, found: Mapping[int, ClassMoments], task: TaskView) -> dict[int, ClassMoments]:
+        """Take in what came of each label; return the moments of all their features so far."""
+        new = [found[label] for label in task.new_labels]
         if new:
-            self.counts.append(torch.tensor([found[number].count for number in new]))
-            self.means.append(torch.stack([found[number].mean for number in new]))
-            self.scatters.append(torch.stack([packed(found[number].scatter) for number in new]))
-        return every
+            self.counts.append(torch.tensor([each.count for each in new]))
+            self.means.append(torch.stack([each.mean for each in new]))
+            self.scatters.append(torch.stack([packed(each.scatter) for each in new]))
+        return {n: own if n in task.new_labels else self._join(n, own) for n, own in found.items()}
 
-    def _join(self, label: int, came: Moments) -> Moments:
+    def _join(self, label: int, came: ClassMoments) -> ClassMoments:
         for counts, means, scatters in zip(self.counts, self.means, self.scatters, strict=True):
             if label < len(counts):
                 scatter = unpacked(precise(scatters[label]), self.dim)
-                together = Moments(float(counts[label]), precise(means[label]), scatter).joined(came)
+                together = ClassMoments(float(counts[label]), precise(means[label]), scatter).joined(came)
                 counts[label], means[label] = together.count, together.mean.to(means)
                 scatters[label] = packed(together.scatter).to(scatters)
                 return together
@@ -102,7 +96,7 @@ class FeCAM(ClosedForm[FeCAMConfig]):
         super().__init__(config, backbone)
         dim = self.backbone.dim
         self.head = GrowingHead(dim * (dim + 1) // 2 + dim)
-        self.moments: ClassMoments | None = None  # where labels come back: a row does not tell them
+        self.moments: KeptMoments | None = None  # where labels come back: a row does not tell them
 
     def accept(self, kind: StreamKind) -> None:
         """Keep moments where labels come back."""
@@ -112,7 +106,7 @@ class FeCAM(ClosedForm[FeCAMConfig]):
 
     def expect_more(self) -> None:
         """Keep the moments of each label."""
-        self.moments = ClassMoments(self.backbone.dim).to(self.backbone.device)
+        self.moments = KeptMoments(self.backbone.dim).to(self.backbone.device)
 
     @property
     def takes_more(self) -> bool:
@@ -135,11 +129,12 @@ class FeCAM(ClosedForm[FeCAMConfig]):
         """Do the same; a label that comes back has the moments of all its images."""
         features = F.normalize(precise(self.read_all(task)), dim=1)
         places = task.places.to(features.device)
-        found = [moments_of(features[places == place]) for place in range(len(task.labels))]
+        here = {label: places == place for place, label in enumerate(task.labels)}
+        found = {label: moments_of(features[own]) for label, own in here.items() if own.any()}
         if self.moments is not None:
             found = self.moments.include(found, task)
         weight, bias = torch.cat(list(self.head.weight)), torch.cat(list(self.head.bias))
-        for label, own in zip(task.labels, found, strict=True):
+        for label, own in found.items():
             row, constant = quadratic(own, self.config.shrinkage)
             weight[label], bias[label] = row.to(weight), constant.to(bias)
         sizes = [len(rows) for rows in self.head.bias]
@@ -152,13 +147,13 @@ class FeCAM(ClosedForm[FeCAMConfig]):
             self.moments.restore(below("moments.", state))
 
 
-def moments_of(rows: Tensor) -> Moments:
+def moments_of(rows: Tensor) -> ClassMoments:
     """Return the moments of features (images, dim)."""
     mean = rows.mean(dim=0)
-    return Moments(float(len(rows)), mean, (rows - mean).T @ (rows - mean))
+    return ClassMoments(float(len(rows)), mean, (rows - mean).T @ (rows - mean))
 
 
-def quadratic(moments: Moments, shrinkage: float) -> tuple[Tensor, Tensor]:
+def quadratic(moments: ClassMoments, shrinkage: float) -> tuple[Tensor, Tensor]:
     """Return the row and the bias that give −(f − μ)ᵀ R⁻¹ (f − μ) from the products of f and f itself.
 
     R are the correlations of the class's covariance, to whose variances `shrinkage` times their mean was added.
