@@ -10,6 +10,7 @@ import torch
 
 from dualprompt.methods.anacp import AnaCP, AnaCPConfig, spread
 from dualprompt.methods.base import METHODS, StreamKind, method_config
+from dualprompt.methods.experts import SHARPNESS
 from dualprompt.methods.fecam import FeCAM, FeCAMConfig
 from helpers import tiny_vit
 from test_methods_prototypes import DIM, blobs, in_portions, known, taught, whole
@@ -42,7 +43,7 @@ def test_fecam_measures_the_distance_to_each_class_by_its_own_correlations(shrin
     method = taught(FeCAM(FeCAMConfig(shrinkage=shrinkage), tiny_vit()), TASKS)
     asked = torch.cat([blobs(task, [4, 4], spread=2.0)[0] for task in range(4)])
     expected = distances_by_hand(*whole(TASKS), asked.double().numpy(), shrinkage)
-    found = -method.predict(known(asked)).logits.numpy()
+    found = -method.predict(known(asked)).logits.numpy() / SHARPNESS
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
     assert (found > 0).all()
     assert len(set(expected.argmin(axis=1))) > 2
@@ -54,7 +55,7 @@ def test_fecam_of_a_class_with_one_image_is_the_distance_to_it() -> None:
     method = taught(FeCAM(FeCAMConfig(), tiny_vit()), [blobs(0, [1, 5])])
     (features, labels), asked = blobs(0, [1, 5]), blobs(1, [3])[0]
     off = directions(asked.numpy()) - directions(features[labels == 0].numpy())
-    found = -method.predict(known(asked)).logits.numpy()[:, 0]
+    found = -method.predict(known(asked)).logits.numpy()[:, 0] / SHARPNESS
     np.testing.assert_allclose(found, (off**2).sum(axis=1), rtol=1e-3, atol=1e-5)
 
 
@@ -108,7 +109,7 @@ def test_anacp_is_two_regressions_over_all_that_was_seen() -> None:
     head = solved(expanded(drawn), np.eye(classes)[names])
     asked = torch.cat([own for own, _ in TASKS])
     expected = expanded(directions(asked.double().numpy())) @ head
-    found = method.predict(known(asked)).logits.numpy()
+    found = method.predict(known(asked)).logits.numpy() / SHARPNESS
     np.testing.assert_allclose(found, expected, atol=0.05)
     assert expected.std() > 0.1
     assert (found.argmax(axis=1) == labels).mean() > 0.95

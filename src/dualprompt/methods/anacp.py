@@ -13,6 +13,7 @@ from dualprompt.backbones.base import BackboneSource
 from dualprompt.config import WIDEST
 from dualprompt.methods.base import METHODS, Batch, Grid, StreamKind, TaskView, below, numbered
 from dualprompt.methods.closed_form import ClosedForm, ClosedFormConfig
+from dualprompt.methods.experts import SHARPNESS
 from dualprompt.methods.heads import GrowingHead
 from dualprompt.methods.ownership import OfTask
 from dualprompt.methods.ridge import Moments, weights_of
@@ -138,7 +139,7 @@ class AnaCP(ClosedForm[AnaCPConfig]):
         found = Moments.of(drawn.to(self.outer), labels.to(self.outer.device), classes, self.expand)
         rows = weights_of(found.gram, found.sums, self.config.strength).T
         sizes = [len(block) for block in self.head.bias]
-        self.set_head(rows.split(sizes), list(self.head.bias))
+        self.set_head((SHARPNESS * rows).split(sizes), list(self.head.bias))
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Take over what was drawn, summed and solved for."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from dualprompt.backbones.base import BackboneSource
 from dualprompt.methods.base import METHODS, Batch, Grid, StreamKind, TaskView, below, numbered
 from dualprompt.methods.closed_form import ClosedForm, ClosedFormConfig
+from dualprompt.methods.experts import SHARPNESS
 from dualprompt.methods.heads import GrowingHead
 from dualprompt.methods.ownership import OfTask
 from dualprompt.methods.statistics import TensorList, packed, precise, unpacked
@@ -79,7 +80,7 @@ class KeptMoments(nn.Module):
 
 @METHODS.register("fecam")
 class FeCAM(ClosedForm[FeCAMConfig]):
-    """Classes are ellipsoids of their own. The logit of a class is minus the squared distance to its mean.
+    """Classes are ellipsoids of their own. A logit is minus the squared distance to the mean, times `SHARPNESS`.
 
     That is a quadratic function of the feature, so it is linear in the feature's products: the head has a row of
     dim (dim + 1) / 2 + dim numbers a class.
@@ -136,7 +137,7 @@ class FeCAM(ClosedForm[FeCAMConfig]):
         weight, bias = torch.cat(list(self.head.weight)), torch.cat(list(self.head.bias))
         for label, own in found.items():
             row, constant = quadratic(own, self.config.shrinkage)
-            weight[label], bias[label] = row.to(weight), constant.to(bias)
+            weight[label], bias[label] = SHARPNESS * row.to(weight), SHARPNESS * constant.to(bias)
         sizes = [len(rows) for rows in self.head.bias]
         self.set_head(weight.split(sizes), bias.split(sizes))
 
