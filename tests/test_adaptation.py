@@ -21,7 +21,7 @@ from dualprompt.methods.ranpac import RanPAC
 from helpers import batch_of, random_images, seeded, task_view, tiny_resnet, tiny_vit
 
 KINDS = ("prompts", "lora", "adapter")
-HEADS = ("simple-cil", "lda", "klda", "ridge", "ranpac")
+HEADS = ("simple-cil", "lda", "klda", "ridge", "ranpac", "fecam", "anacp")
 SMALL = {"rank": 2, "bottleneck": 3, "prompt_length": 2}
 
 
@@ -279,6 +279,9 @@ def test_a_session_has_a_rate_of_its_own_and_adapters_a_tenth_of_it() -> None:
         rates = {name: method.own_lr(name) for name in method.trainable()}
         slow = None if kind == "prompts" else 0.002
         assert rates == {name: slow if name.startswith("adaptation.") else None for name in rates}
+    given = make("ranpac", first_session="adapter", adapter_lr=0.05, projection=40)
+    given.begin_task(task(0))
+    assert {given.own_lr(name) for name in given.trainable() if name.startswith("adaptation.")} == {0.05}
 
 
 def test_a_session_needs_a_border_and_a_vit() -> None:

@@ -23,13 +23,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "lda": {},
     "klda": {"projection": 40},
     "ridge": {"strength": 3.0},
+    "fecam": {},
     "ranpac": {"projection": 40, "strength": 3.0},
     "dualprompt-rp": {**PROMPTS, "projection": 40},
     "dualprompt": PROMPTS,
     "dualprompt-lda": {},
     "simple-cil": {},
 }
-EXACT = ("lda", "klda", "ridge", "ranpac")
+EXACT = ("lda", "klda", "ridge", "ranpac", "fecam")
 SEVERAL = (*EXACT, "dualprompt-rp", "dualprompt-lda", "dualprompt", "simple-cil")
 
 

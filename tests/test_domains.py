@@ -43,6 +43,7 @@ REFUSE = {
     "supsup": "a mask holds the classes of one task",
 }
 SMALL: dict[str, dict[str, Any]] = {
+    "anacp": {"projection": 40, "heads": 2, "samples": 8},
     "aper": {"bottleneck": 4, "first_factor": 1},
     "hide-prompt": {"e_layers": [1, 2]},
     "inflora": {"rank": 3},
@@ -250,6 +251,7 @@ def make(name: str, **options: Any) -> Method:
 def test_who_needs_borders_says_so(name: str) -> None:
     takes = {
         *("frozen-head", "ft-seq", "ft++", "er", "simple-cil", "ridge", "lda", "klda", "l2p", "lora", "ranpac"),
+        *("anacp", "fecam"),
         *("coda-prompt", "der++", "dualprompt-pool", "single-prompt"),
     }
     if name in takes:
@@ -264,7 +266,10 @@ def test_who_needs_borders_says_so(name: str) -> None:
     ("name", "options"),
     [
         ("l2p", {"pool": "by_task"}),
-        *((name, {"first_session": "lora"}) for name in ("simple-cil", "lda", "klda", "ridge", "ranpac")),
+        *(
+            (name, {"first_session": "lora"})
+            for name in ("simple-cil", "lda", "klda", "ridge", "ranpac", "fecam", "anacp")
+        ),
     ],
 )
 def test_an_option_may_need_borders(name: str, options: dict[str, Any]) -> None:

@@ -216,7 +216,14 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize(
-    "name", [*VARIANTS, *(pytest.param(method, marks=pytest.mark.slow) for method in ("frozen-head", "ranpac", "klda"))]
+    "name",
+    [
+        *VARIANTS,
+        *(
+            pytest.param(method, marks=pytest.mark.slow)
+            for method in ("frozen-head", "ranpac", "klda", "fecam", "anacp")
+        ),
+    ],
 )
 @pytest.mark.parametrize("to", ["torch-export", pytest.param("onnx", marks=pytest.mark.slow)])
 def test_every_matching_and_head_is_exported(world: World, case: Case, tmp_path: Path, name: str, to: str):

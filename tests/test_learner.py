@@ -411,11 +411,11 @@ def test_names_in_lessons(world: World, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "method", ["frozen-head", "simple-cil", "lda", "klda", "ridge", "ranpac", "l2p", "coda-prompt"]
+    "method", ["frozen-head", "simple-cil", "lda", "klda", "ridge", "ranpac", "fecam", "anacp", "l2p", "coda-prompt"]
 )
 def test_other_methods_without_images(world: World, folders: dict[str, Path], method: str, tmp_path: Path) -> None:
     own: dict[str, dict[str, Any]] = {"l2p": {"pool_size": 4, "top_n": 2, "length": 2}, "ranpac": {"projection": 32}}
-    own["klda"] = {"projection": 32}
+    own |= {name: {"projection": 32} for name in ("klda", "anacp")}
     own["coda-prompt"] = {"layers": [2], "components": 2, "length": 2}
     options = {**own.get(method, {}), "train.batch_size": 4, "train.epochs": 1}
     learner = ContinualLearner(str(world.weights), method, options=options, device="cpu")

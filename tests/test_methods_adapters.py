@@ -19,7 +19,7 @@ from dualprompt.methods.aper import APER
 from dualprompt.methods.base import METHODS, Method, Phase, StreamKind, TaskView, method_config
 from dualprompt.methods.ease import EASE, completed
 from dualprompt.methods.hide_prompt import HiDePrompt, contrast
-from dualprompt.methods.inflora import InfLoRA, extended, main_directions
+from dualprompt.methods.inflora import InfLoRA, InfLoRAConfig, extended, main_directions
 from dualprompt.methods.lae import HEAD_ALONE, LAE
 from dualprompt.methods.sd_lora import SDLoRA
 from dualprompt.methods.slca import SLCA
@@ -250,7 +250,7 @@ def extended_by_the_papers_loop(old: np.ndarray, moment: np.ndarray, threshold: 
     directions, values, _ = np.linalg.svd(left)
     held = 1 - (values**2).sum() / total
     count = 0
-    while held < threshold and count < len(moment) - old.shape[1]:
+    while held < threshold and values[count] > 1e-10 * total**0.5:  # the rest is rounding, to which 1.0 would come down
         held += values[count] ** 2 / total
         count += 1
     return np.hstack([old, directions[:, :count]])
@@ -329,7 +329,10 @@ def test_inflora_asks_for_more_of_the_old_space_as_tasks_go_by() -> None:
         method.end_task(view)
         seen.append(sum(each.shape[1] for each in method.old))
     assert seen == sorted(seen)
-    assert seen[3] == seen[5] > seen[0]
+    assert seen[2] == seen[5] > seen[0]
+    config = InfLoRAConfig()  # as the released code: (1 − 0.95) · t / 10 + 0.95, t counting from 0
+    assert [round(config.threshold(t), 6) for t in (0, 1, 9)] == [0.95, 0.955, 0.995]
+    assert config.threshold(50) == config.threshold(9) < 1, "a task beyond the horizon still finds inputs of its own"
     with pytest.raises(DualPromptError, match="last_threshold is less than first_threshold"):
         make("inflora", first_threshold=0.9, last_threshold=0.5)
 

@@ -28,10 +28,12 @@ from sandbox import World, pictures
 
 # They answer from what a task's end solved for; s-prompts from the keys that it found, so of earlier domains alone.
 SOLVED = {
+    "anacp",
     "aper",
     "dualprompt-lda",
     "dualprompt-rp",
     "ease",
+    "fecam",
     "klda",
     "lda",
     "ranpac",

@@ -24,6 +24,7 @@ from sandbox import NETWORKS, VIT, World, call, remains, start
 from test_online import Until
 
 SMALL: dict[str, dict[str, Any]] = {
+    "anacp": {"projection": 40, "heads": 2, "samples": 8},
     "aper": {"bottleneck": 4, "first_factor": 1},
     "ease": {"bottleneck": 4},
     "hide-prompt": {"e_layers": [1, 2], "e_length": 2, "align_epochs": 2, "align_samples": 8, "centroids": 3},
@@ -118,6 +119,8 @@ KEPT: dict[str, Callable[[int], int]] = {  # numbers kept besides what is traine
     "ewc": lambda trained: 2 * trained,
     "ewc, frozen": lambda trained: 2 * trained,
     **dict.fromkeys(("s-prompts", "s-prompts, one classifier"), lambda _: TASKS * 2 * DIM + CLASSES),
+    # Two projections and the head's, what is solved for, sums of both, means and a covariance.
+    "anacp": lambda _: 3 * DIM * 40 + 2 * (40 * DIM + packed(40) + 40 * CLASSES) + CLASSES * DIM + packed(DIM) + 1,
     "klda": lambda _: DIM * 40 + 40 + CLASSES * 40 + 40 * 41 // 2 + 1,
     "lda": lambda _: CLASSES * DIM + DIM * (DIM + 1) // 2 + 1,
     "ridge": lambda _: packed(DIM + 1) + (DIM + 1) * CLASSES,

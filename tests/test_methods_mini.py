@@ -29,6 +29,7 @@ LITTLE: dict[str, Any] = {
     "device": "cpu",
 }
 OWN: dict[str, dict[str, Any]] = {
+    "anacp": {"method.projection": 200, "method.strength": 10.0},
     "aper": {"train.epochs": 3, "method.first_factor": 1},
     "co2l": {"train.epochs": 3, "method.head_epochs": 6},
     "coda-prompt": {"train.epochs": 7},

@@ -36,6 +36,8 @@ LIVES: dict[str, dict[str, Any]] = {
     "lda": {"name": "lda"},
     "klda": {"name": "klda", "projection": 40},
     "ridge": {"name": "ridge"},
+    "fecam": {"name": "fecam"},
+    "anacp": {"name": "anacp", "projection": 40},
     "ranpac": {"name": "ranpac", "projection": 40},
     "ranpac, first session": {"name": "ranpac", "projection": 40, "first_session": "prompts", **SMALL_EXPERTS},
     "dualprompt-rp": {"name": "dualprompt-rp", "projection": 40, **SMALL_EXPERTS},

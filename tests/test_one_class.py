@@ -20,6 +20,7 @@ from sandbox import NETWORKS, World
 
 PROMPTS = {"g_layers": [1], "e_layers": [2, 3], "g_length": 2, "e_length": 3}
 SMALL: dict[str, dict[str, Any]] = {
+    "anacp": {"projection": 40, "heads": 2, "samples": 8},
     "hide-prompt": {"e_layers": [2, 3], "e_length": 3, "align_epochs": 2},
     "lae": {"layers": [1, 2]},
     "slca": {"align_epochs": 2},

@@ -33,6 +33,7 @@ from test_steps import Tape
 
 EVERY = 10
 SMALL: dict[str, dict[str, Any]] = {
+    "anacp": {"projection": 30, "heads": 2, "samples": 8},
     "coda-prompt": {"layers": [1, 2], "components": 3, "length": 2},
     "der++": {"buffer_size": 6},
     "dualprompt-pool": {"g_layers": [1], "e_layers": [2, 3], "g_length": 2, "e_length": 3, "pool_size": 3},
@@ -43,7 +44,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "ranpac": {"projection": 30},
     "single-prompt": {"length": 3},
 }
-TAKE = ["frozen-head", "ft-seq", "ft++", "lda", "ridge", "simple-cil", *SMALL]
+TAKE = ["fecam", "frozen-head", "ft-seq", "ft++", "lda", "ridge", "simple-cil", *SMALL]
 
 
 @pytest.fixture(scope="module")

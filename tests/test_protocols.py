@@ -15,7 +15,8 @@ from dualprompt.backbones import weights
 from dualprompt.backbones.known import KNOWN
 from dualprompt.benchmark import CLASS_ORDER
 from dualprompt.config import preset_names
-from dualprompt.methods.base import METHODS
+from dualprompt.methods.base import METHODS, method_config
+from dualprompt.methods.first_session import FirstSessionConfig
 from dualprompt.report import publication
 from dualprompt.sweeps import paper
 from dualprompt.sweeps.protocol_table import NO_DATA, NO_WEIGHTS, NOT_OURS, Asked, Place, places
@@ -77,6 +78,19 @@ def test_orders_and_cuts_are_the_papers() -> None:
         "cosine",
         50,
     )
+
+
+@pytest.mark.parametrize(("setup", "method"), [("ease/cifar100-20", "aper"), ("ranpac/cifar100", "ranpac")])
+def test_a_first_session_is_trained_as_the_authors_train_it(setup: str, method: str) -> None:
+    """By SGD at 0.01 for 20 epochs, whatever is trained: `args` of RanPAC, `exps` of PILOT."""
+    place, *_ = of(setup, methods=[method], backbone="embedded")
+    assert place.config
+    train, options = place.config.train, method_config(place.config.method)
+    assert isinstance(options, FirstSessionConfig)
+    assert (train.optimiser, train.momentum, train.weight_decay, train.batch_size) == ("sgd", 0.9, 0.0005, 48)
+    assert options.first_session == "adapter"
+    assert (options.session.epochs_of(train.epochs), options.session.lr) == (20, 0.01)
+    assert options.own_lr("adaptation.down.0") == 0.01
 
 
 def test_without_weights_or_data_a_row_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,6 +80,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     **{f"methods/{name}": REGULARISED for name in ("ewc", "finetune", "lwf", "upper_bound")},
     **{f"methods/{name}": REHEARSAL for name in ("bic", "co2l", "derpp", "er", "gdumb", "rehearsal")},
     **{f"methods/{name}": PROTOTYPES for name in ("closed_form", "klda", "lda", "ridge", "simple_cil", "statistics")},
+    **{f"methods/{name}": ("test_methods_analytic", *lives(name)) for name in ("anacp", "fecam")},
     "methods/ridge_head": (*PROTOTYPES, *lives("dualprompt, ridge")),
     **{f"methods/{name}": (*ADAPTERS, "test_one_class") for name in ("adaptation", "adapted", "alignment")},
     **{f"methods/{name.replace('-', '_')}": (*ADAPTERS, *lives(name)) for name in ADAPTED},

@@ -182,9 +182,9 @@ class ContinualLearner:
     def more(self, data: Data, *, progress: Progress = SILENT, skip_bad: bool = False) -> tuple[TaskInfo, ...]:
         """Add images to classes that it knows; return the tasks that have them now.
 
-        Where the head is solved for from sums (`dualprompt-lda`, `lda`, `klda`, `ridge`, `ranpac`, `dualprompt-rp`),
-        they are added to these, and prompts stay. Other methods learn them `again`, as a task. `skip_bad` and the
-        images held out are those of `learn`.
+        Where the head is solved for from sums (`dualprompt-lda`, `lda`, `klda`, `fecam`, `ridge`, `ranpac`,
+        `dualprompt-rp`), they are added to these, and prompts stay. Other methods learn them `again`, as a task.
+        `skip_bad` and the images held out are those of `learn`.
         """
         with self._changing:
             model, classes = self._model, gather(data)

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from dualprompt.model.versions import Version
 
 MORE = """\
-Where the classifier is solved for from sums (dualprompt-lda, the default; lda, klda, ridge, ranpac, dualprompt-rp), the
-images are added to these. Other methods learn them as a further task for the same classes.
+Where the classifier is solved for from sums (dualprompt-lda, the default; lda, klda, fecam, ridge, ranpac,
+dualprompt-rp), the images are added to these. Other methods learn them as a further task for the same classes.
 
 examples:
   dualprompt more my-model photos/more-of-january

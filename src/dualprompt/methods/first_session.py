@@ -30,8 +30,9 @@ class FirstSessionConfig(AdaptationConfig):
     first_factor: int = Field(
         default=4, ge=1, le=1000, description="the first task trains so many times the recipe's epochs"
     )
-    session_lr: float = Field(
-        default=0.01, gt=0, description="learning rate of the first session; lora and adapters have a tenth of it"
+    session_lr: float = Field(default=0.01, gt=0, description="learning rate of the first session")
+    adapter_lr: float | None = Field(
+        default=None, gt=0, description="that of lora or adapters in it (default: a tenth, for Adam)"
     )
 
     @property
@@ -41,8 +42,9 @@ class FirstSessionConfig(AdaptationConfig):
 
     def own_lr(self, name: str) -> float | None:
         """Return the learning rate of a parameter where it is not the session's."""
-        slower = self.first_session in ("lora", "adapter") and name.startswith("adaptation.")
-        return self.session_lr / 10 if slower else None
+        if self.first_session not in ("lora", "adapter") or not name.startswith("adaptation."):
+            return None
+        return self.session_lr / 10 if self.adapter_lr is None else self.adapter_lr
 
 
 S = TypeVar("S", bound=FirstSessionConfig, covariant=True, default=FirstSessionConfig)

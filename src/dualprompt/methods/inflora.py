@@ -26,8 +26,18 @@ class InfLoRAConfig(MergingConfig):
     first_threshold: float = Field(
         default=0.95, gt=0, le=1, description="ε after the first task: share of the inputs that the old space holds"
     )
-    last_threshold: float = Field(default=1.0, gt=0, le=1, description="ε where `horizon` tasks are behind it")
-    horizon: int = Field(default=10, ge=1, le=10**6, description="tasks in which ε rises from the first to the last")
+    last_threshold: float = Field(default=1.0, gt=0, le=1, description="what ε rises towards, but does not reach")
+    horizon: int = Field(
+        default=10, ge=1, le=10**6, description="tasks in which ε rises, each by one of so many steps; then it stays"
+    )
+
+    def threshold(self, task: int) -> float:
+        """Return ε after a task, counted from 0.
+
+        At 1 the old space would be all of it: a further task would have no inputs of its own, and A be drawn by chance.
+        """
+        done = min(task, self.horizon - 1) / self.horizon
+        return self.first_threshold + done * (self.last_threshold - self.first_threshold)
 
     @model_validator(mode="after")
     def _rising(self) -> InfLoRAConfig:
@@ -74,8 +84,7 @@ class InfLoRA(LowRankAdapted[InfLoRAConfig]):
     @torch.no_grad()
     def end_task(self, task: TaskView) -> None:
         """Add to the spaces of old inputs what they lack of the task's."""
-        done = min(task.index / self.config.horizon, 1.0)
-        threshold = self.config.first_threshold + done * (self.config.last_threshold - self.config.first_threshold)
+        threshold = self.config.threshold(task.index)
         known = [precise(each) for each in self.old] or [None] * len(self.adaptation.at)
         moments = self._inputs(task)
         self.old.restore([extended(old, each, threshold) for old, each in zip(known, moments, strict=True)])
@@ -129,8 +138,7 @@ def extended(old: Tensor | None, second_moment: Tensor, threshold: float) -> Ten
     missing = found.S.square()
     # How much the space holds before each direction is added: it is added where that is not enough.
     held = 1 - (missing.sum() - missing.cumsum(0) + missing) / total.clamp_min(1e-30)
-    wanted = int((held < threshold).sum())
-    rounding = torch.finfo(found.S.dtype).eps * len(found.S) * total.sqrt()  # below it a direction is noise
-    room = min(int((rounding < found.S).sum()), len(second_moment) - (0 if old is None else old.shape[1]))
-    fresh = found.U[:, : min(wanted, room)]
+    # What is left by rounding alone has no direction of its own; it may lie in the old space.
+    real = found.S.square() > total * (len(found.S) * torch.finfo(found.S.dtype).eps) ** 2
+    fresh = found.U[:, : min(int((held < threshold).sum()), int(real.sum()))]
     return fresh if old is None else torch.cat([old, fresh], dim=1)

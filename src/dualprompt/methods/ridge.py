@@ -76,6 +76,13 @@ def _weights(gram: Tensor, sums: Tensor, strength: float) -> Tensor | None:
     return None if int(failed) else torch.cholesky_solve(sums, root)
 
 
+def weights_of(gram: Tensor, sums: Tensor, strength: float) -> Tensor:
+    """Return (G + λI)⁻¹ C in float64, (dim, outputs), with a larger λ where rounded sums call for one."""
+    while (weights := _weights(gram, sums, strength)) is None:
+        strength *= 10
+    return weights
+
+
 class Ridge(nn.Module):
     """The sums over all tasks. They grow by a column a new label, and no feature is kept."""
 
@@ -153,9 +160,7 @@ class Ridge(nn.Module):
         rounding = torch.finfo(torch.float32).eps * self.dim**0.5 * float(gram.diagonal().max())
         wanted = share * float(gram.diagonal().mean()) if strength is None else strength
         sums = [precise(part) for part in self.sums]
-        joined, strength = torch.cat(sums, dim=1), max(wanted, rounding)
-        while (weight := _weights(gram, joined, strength)) is None:  # rounded sums may call for a little more
-            strength *= 10
+        weight = weights_of(gram, torch.cat(sums, dim=1), max(wanted, rounding))
         return list(weight.T.to(self.gram).contiguous().split([part.shape[1] for part in sums]))
 
     def restore(self, state: dict[str, Tensor]) -> None:
