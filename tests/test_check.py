@@ -218,7 +218,7 @@ def test_one_class_alone(world: World, tmp_path: Path) -> None:
 
 def test_one_image_a_class(world: World, tmp_path: Path) -> None:
     folder = fill(tmp_path / "photos", cat=1, dog=1)
-    told = "fewer than 5 images, so none is held out to measure the accuracy: 'cat' (1), 'dog' (1)"
+    told = "fewer than 5 images, too few to measure the accuracy well: 'cat' (1), 'dog' (1)"
     assert told in call("check", folder).out
     learned = learn(world, folder, "--json")
     assert told in learned.err

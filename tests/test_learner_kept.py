@@ -238,6 +238,8 @@ def test_push_and_pull(kept: Path, world: World, tmp_path: Path, monkeypatch: py
         learner.push("me/trees")
     assert "the hub's repository 'me/trees': OSError: 403 Forbidden" in call("push", kept, "me/trees").error
     assert "the hub's repository 'me/trees': OSError: 403 Forbidden" in call("pull", "me/trees", tmp_path / "new").error
+    monkeypatch.undo()
+    assert "'./trees' is no repository of the hub" in call("push", kept, "./trees").error  # nor is the hub asked
     assert not (tmp_path / "new").exists()
 
 

@@ -128,7 +128,7 @@ def _why_not(
         return None
     held = sum(max(1, n // 5) for n in sizes.values() if n > 1)
     if held < FEWEST_HELD:
-        return f"{counted(held, 'image')} held out could not tell whether they win"
+        return f"too few images: {held} held out could not tell whether they win"
     task = plain.tasks[-1]
     wrong = (task.held - task.correct) * held / max(task.held, 1)
     if wrong < FEWEST_WRONG:
