@@ -241,6 +241,17 @@ def test_three_hundred_classes(world: World, tmp_path: Path) -> None:
     assert len(learned.json["classes"]) == 300
 
 
+@pytest.mark.slow
+def test_five_thousand_images(world: World, tmp_path: Path) -> None:
+    folder = fill(tmp_path / "photos", **{f"class {n:02}": 100 for n in range(50)})
+    shutil.copy(folder / "class 03" / "7.png", folder / "class 41" / "99.png")
+    told = call("check", folder)
+    assert "5000 images of 50 classes" in told.out
+    assert f"one picture with several labels: the same: {folder}/class 03/7.png = {folder}/class 41/99.png" in told.out
+    made = call("learn", tmp_path / "model", folder, "--backbone", world.weights, "--prompts", "never", "--json")
+    assert (made.json["learned"]["images"], made.json["learned"]["held"]) == (5000, 5000)
+
+
 def test_more_images_than_are_compared_at_a_time() -> None:
     rng, count = np.random.default_rng(0), 3 * ROWS - 1
     images = rng.integers(0, 256, (count, 16, 16, 3), dtype=np.uint8)
