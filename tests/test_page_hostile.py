@@ -47,7 +47,7 @@ def test_names_are_text_wherever_they_come_from(page: Any, place: Place, world: 
         page.set_input_files("#teach-folder", lesson)
         expect(page.locator("#teach-said")).to_contain_text(f"{HTML}.txt")
         page.get_by_role("button", name="Start teaching").click()
-        expect(page.locator("#check-list")).to_contain_text(f"The same: blue {HTML}", timeout=SLOW)
+        expect(page.locator("#check-list")).to_contain_text(f"The same: blue {HTML}/1.png = ", timeout=SLOW)
         unharmed(page)
         page.get_by_role("tab", name="Model").click()
         expect(page.locator("#versions")).to_contain_text(HTML)

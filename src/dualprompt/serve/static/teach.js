@@ -235,13 +235,18 @@ function objection() {
   return null;
 }
 
-/** A form of pictures with their classes. Numbered, for they may come from several folders and bear the same name. */
+/** A form of pictures with their classes. Those from several folders may bear the same name: all but the first get a number. */
 function formOf(classes, zip = null) {
   const form = new FormData();
   if (zip) form.append("archive", zip.file, zip.file.name);
   if (zip?.nested) form.append("nested", "true");
   for (const one of classes) {
-    one.files.forEach((file, index) => form.append("images", file, `${one.name}/${index + 1}-${file.name}`));
+    const taken = new Set();
+    one.files.forEach((file, index) => {
+      const name = taken.has(file.name) ? `${index + 1}-${file.name}` : file.name;
+      taken.add(name);
+      form.append("images", file, `${one.name}/${name}`);
+    });
   }
   return form;
 }
