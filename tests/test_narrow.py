@@ -53,6 +53,11 @@ def test_names_are_wrapped_and_numbers_are_whole(world: World, model: Path, tmp_
     printed = call("predict", model, picture).out
     assert str(picture).replace(" ", "") in cells(printed, 1)
     assert LONG.replace(" ", "") in cells(printed, 2)
+    odd = tmp_path / "two\nlines\x1b[2J.png"  # which would wipe the screen
+    shutil.copy(picture, odd)
+    printed = call("predict", model, odd).out
+    assert "two\\nlines\\x1b[2J.png" in cells(printed, 1)
+    assert "\x1b[2J" not in printed
 
 
 def test_accuracy_by_task_has_its_count_and_interval(world: World, model: Path, tmp_path: Path) -> None:

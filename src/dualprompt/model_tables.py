@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 from rich.text import Text
 
+from dualprompt.errors import one_line
 from dualprompt.learner import Answer, ContinualLearner
 from dualprompt.metrics import wilson
 from dualprompt.model.versions import Version
@@ -110,7 +111,7 @@ def answers_table(answers: Sequence[Answer], brief: bool = False) -> Table:
         lesser = () if brief else (answer.task or "–", f"{answer.similarity:.2f}")
         worth = [score for score in others if score.probability >= MATTERS]
         runners_up = ", ".join(f"{score.label} {100 * score.probability:.0f} %" for score in worth)
-        table.add_row(*map(Text, (answer.path or "", label or "", sure, *lesser, runners_up)))
+        table.add_row(*map(Text, (one_line(answer.path or ""), label or "", sure, *lesser, runners_up)))
     return table
 
 
