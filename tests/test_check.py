@@ -218,7 +218,7 @@ def test_one_class_alone(world: World, tmp_path: Path) -> None:
 
 def test_one_image_a_class(world: World, tmp_path: Path) -> None:
     folder = fill(tmp_path / "photos", cat=1, dog=1)
-    told = "fewer than 5 images, so none is held out to measure the accuracy: 'cat' (1), 'dog' (1)"
+    told = "fewer than 5 images, too few to measure the accuracy well: 'cat' (1), 'dog' (1)"
     assert told in call("check", folder).out
     learned = learn(world, folder, "--json")
     assert told in learned.err
@@ -239,6 +239,17 @@ def test_three_hundred_classes(world: World, tmp_path: Path) -> None:
     learned = learn(world, folder, "--json")
     assert learned.code == 0, learned.err
     assert len(learned.json["classes"]) == 300
+
+
+@pytest.mark.slow
+def test_five_thousand_images(world: World, tmp_path: Path) -> None:
+    folder = fill(tmp_path / "photos", **{f"class {n:02}": 100 for n in range(50)})
+    shutil.copy(folder / "class 03" / "7.png", folder / "class 41" / "99.png")
+    told = call("check", folder)
+    assert "5000 images of 50 classes" in told.out
+    assert f"one picture with several labels: the same: {folder}/class 03/7.png = {folder}/class 41/99.png" in told.out
+    made = call("learn", tmp_path / "model", folder, "--backbone", world.weights, "--prompts", "never", "--json")
+    assert (made.json["learned"]["images"], made.json["learned"]["held"]) == (5000, 5000)
 
 
 def test_more_images_than_are_compared_at_a_time() -> None:

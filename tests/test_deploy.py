@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from dualprompt import __version__
 from dualprompt.cli import build_parser
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
@@ -25,8 +26,16 @@ def test_the_container_starts_a_command_that_exists_as_nobody_special():
     assert str(options.model).startswith(said["VOLUME"])
     assert said["USER"] == "dualprompt"
     assert "/healthz" in said["HEALTHCHECK"]
+    pinned = re.findall(r"^torch==(\S+)$", (DEPLOY.parent / "constraints.txt").read_text(), flags=re.M)
+    assert len(pinned) == 1  # what the image is built with
     for path in re.findall(r"^COPY (?!--from)(.*) \S+$", "\n".join(lines), flags=re.M):
         assert all((DEPLOY.parent / name).exists() for name in path.split())
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", "compose.yaml", "dualprompt.service"])
+def test_files_name_the_version_they_came_with(name: str):
+    named = re.findall(r"(?:dualprompt(?:\[serve\])?(?::|==)|version=\")(\d+\.\d+\.\d+)", (DEPLOY / name).read_text())
+    assert set(named) == {__version__}
 
 
 def test_only_the_proxy_is_reached_from_outside_and_a_token_must_be_set():

@@ -119,7 +119,7 @@ def test_bad_options(options: list[str], parts: list[str], world: World, out: Pa
         (["run", "absent.yaml"], ["preset file absent.yaml does not exist"]),
         (["list", "method"], ["'method'", "methods"]),
         (["show", "x", "--train.epochs", "3"], ["'--train.epochs' only goes with `run`"]),
-        (["show", "x", "--quick"], ["unknown argument '--quick'"]),
+        (["show", "x", "--quick"], ["unknown argument '--quick'; see dualprompt show --help"]),
         (["data", "show", "cifra10"], ["unknown dataset 'cifra10'", "did you mean 'cifar10'?"]),
         (["data", "get", "cifra10"], ["unknown dataset 'cifra10'", "did you mean 'cifar10'?"]),
     ],

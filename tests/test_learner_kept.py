@@ -62,7 +62,6 @@ def test_two_commands_do_not_make_one_model(world: World, folders: dict[str, Pat
 
 def test_a_refused_lesson_leaves_nothing(world: World, folders: dict[str, Path], kept: Path, tmp_path: Path) -> None:
     model, new = Path(shutil.copytree(kept, tmp_path / "model")), tmp_path / "deep" / "new"
-    new.parent.mkdir()
     (model / ".lock").touch()
     before = contents(tmp_path)
     assert "does not exist" in call("learn", new, tmp_path / "nowhere", "--backbone", world.weights, *FLAGS).error
@@ -72,7 +71,7 @@ def test_a_refused_lesson_leaves_nothing(world: World, folders: dict[str, Path],
         in call("learn", new, folders["spring"], "--backbone", tmp_path / "gone.safetensors").error
     )
     assert contents(tmp_path) == before
-    assert not list(new.parent.iterdir())
+    assert not new.parent.exists()
 
 
 def test_nothing_of_the_images_stays(world: World, folders: dict[str, Path], tmp_path: Path) -> None:
@@ -238,6 +237,8 @@ def test_push_and_pull(kept: Path, world: World, tmp_path: Path, monkeypatch: py
         learner.push("me/trees")
     assert "the hub's repository 'me/trees': OSError: 403 Forbidden" in call("push", kept, "me/trees").error
     assert "the hub's repository 'me/trees': OSError: 403 Forbidden" in call("pull", "me/trees", tmp_path / "new").error
+    monkeypatch.undo()
+    assert "'./trees' is no repository of the hub" in call("push", kept, "./trees").error  # nor is the hub asked
     assert not (tmp_path / "new").exists()
 
 

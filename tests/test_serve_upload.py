@@ -98,3 +98,17 @@ def test_a_job_leaves_out_what_it_is_told_to(world: World, model: Path, tmp_path
         torch.set_num_threads(threads)
     assert "left out: tree/3.png" in told.getvalue()
     assert ContinualLearner.load(model, "cpu").tasks[-1].images == 3
+
+
+@pytest.mark.anyio
+async def test_quotes_in_names_come_as_they_are(model: Path) -> None:
+    """HTTP clients write them as %22, and newlines as %0A."""
+    named = [("images", (f'5" {kind}/{n}.png', png(30 + n))) for n, kind in enumerate(("nail", "nail", "bolt", "bolt"))]
+    async with serving(model) as client:
+        begun = await client.post("/tasks", files=named)
+        assert begun.status_code == 202
+        job = (await client.get(begun.json()["url"])).json()
+        assert job["classes"] == ['5" bolt', '5" nail']
+        await client.delete(begun.json()["url"])
+        said = error_of(await client.post("/tasks", files=[("images", ("two\nlines/1.png", png(1)))]), 422)
+        assert "cannot be the name of a class" in said

@@ -96,7 +96,10 @@ def everything(path: Path) -> str:
 def test_purging_leaves_nothing_of_what_is_forgotten(model: Path) -> None:
     assert call("rename", model, "elm", "wych").code == 0
     told = call("forget", model, "wych")
-    assert "earlier versions still hold it" in told.out
+    assert (
+        f"earlier versions still hold it, so that it can be undone; for good: dualprompt forget {model} wych"
+        in told.out
+    )
     assert "elm" in everything(model)
     assert "no task or class 'wych'" in call("forget", model, "wych").error
     told = call("forget", model, "wych", "--purge", "--json")  # it was forgotten before

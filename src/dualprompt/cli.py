@@ -136,7 +136,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     if unknown:
         flags = [flag for flag in unknown if flag.startswith("-")]
         if not flags or not options.takes_overrides:
-            raise DualPromptError(f"unknown argument '{unknown[0]}'; see dualprompt --help")
+            raise DualPromptError(f"unknown argument '{unknown[0]}'; see dualprompt {options.command} --help")
         raise DualPromptError(
             f"unknown option '{flags[0]}'; {nearest_option(flags[0], commands.flags(options.command))}"
         )

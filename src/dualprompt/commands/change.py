@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dualprompt.commands.common import DEVICE, Commands, Do, Parser, emit
-from dualprompt.commands.models import changed, open_learner, tasks_table
+from dualprompt.commands.common import DEVICE, Commands, Do, Parser, emit, to_width
+from dualprompt.commands.models import changed, known_table, open_learner
 from dualprompt.progress import counted
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ def add(commands: Commands) -> None:
 
 def show(options: argparse.Namespace, learner: ContinualLearner, message: str, **value: object) -> None:
     """Print what a model knows after a change."""
-    emit(options, {**value, **learner.info()}, tasks_table(learner), message)
+    emit(options, {**value, **learner.info()}, known_table(learner), message)
 
 
 def do_more(options: argparse.Namespace) -> None:
@@ -189,7 +190,9 @@ def do_forget(options: argparse.Namespace) -> None:
     if options.purge:
         messages.append(f"removed {counted(len(purged), 'earlier version')} that held it")
     elif older:
-        messages.append("earlier versions still hold it, until `dualprompt forget … --purge` removes them")
+        kind = [f"--{options.kind}"] if options.kind else []
+        again = shlex.join(["dualprompt", "forget", str(options.model), options.what, *kind, "--purge"])
+        messages.append(f"earlier versions still hold it, so that it can be undone; for good: {again}")
     value = {"class": gone} if isinstance(gone, str) else {"task": None if gone is None else gone.to_dict()}
     show(options, learner, "\n".join(messages), forgotten=value, purged=list(purged))
 
@@ -213,22 +216,16 @@ def do_versions(options: argparse.Namespace) -> None:
     emit(
         options,
         {"versions": [version.to_dict() for version in found], "bytes": size},
-        versions_table(found),
+        known_versions(found),
         f"{counted(len(found), 'version')}, {size:,} bytes of tensors in all",
     )
 
 
-def versions_table(versions: Sequence[Version]) -> Table:
-    """Return the versions of a model, newest last."""
-    from rich.table import Table
-    from rich.text import Text
+def known_versions(found: Sequence[Version]) -> Table:
+    """Return the versions of a model, as wide as the terminal allows."""
+    from dualprompt.model_tables import versions_table
 
-    table = Table("version", "saved", "what was done", "classes", "tasks", "tensors")
-    for each in versions:
-        number = f"{each.number} (now)" if each.current else f"{each.number}"
-        counts = f"{len(each.classes)}", f"{len(each.tasks)}", f"{each.bytes:,} B"
-        table.add_row(*map(Text, (number, each.saved or "–", each.why or "–", *counts)))
-    return table
+    return to_width(lambda brief: versions_table(found, brief))
 
 
 def do_rollback(options: argparse.Namespace) -> None:
@@ -241,7 +238,7 @@ def do_rollback(options: argparse.Namespace) -> None:
     value = {"version": made.to_dict(), "versions": [version.to_dict() for version in found]}
     same = f"that version is the same as the model, version {made.number}; nothing was changed"
     said = same if made.number == before else f"{made.why}, which is now version {made.number}"
-    emit(options, value, versions_table(found), said)
+    emit(options, value, known_versions(found), said)
 
 
 def do_push(options: argparse.Namespace) -> None:

@@ -69,7 +69,7 @@ def classes_table(found: Findings) -> Table:
 def said(found: Findings) -> list[str]:
     """Return what was done about doubts."""
     if found.agreement is None:
-        return ["labels were not doubted; --doubts does, in one pass over the images"]
+        return ["labels were not checked; --doubts asks the other images about each, about as long as learning takes"]
     return [f"the other images agree with {found.agreement:.1f} % of the labels"]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dualprompt.commands.common import DEVICE, Commands, emit, names, to_width
-from dualprompt.commands.models import changed, open_learner, taken_for
+from dualprompt.commands.models import changed, open_learner
 from dualprompt.errors import DualPromptError
 
 EVALUATE = """\
@@ -100,11 +100,11 @@ def _run(options: argparse.Namespace) -> None:
 
 def _model(options: argparse.Namespace) -> None:
     """Evaluate a model on a folder."""
-    from rich.table import Table
+    from rich.table import Column, Table
     from rich.text import Text
 
     from dualprompt.console import Terminal
-    from dualprompt.metrics import wilson
+    from dualprompt.model_tables import judged_table, share_cells
 
     if options.selection is not None:
         raise DualPromptError("--selection is for a run; leave it out")
@@ -112,15 +112,12 @@ def _model(options: argparse.Namespace) -> None:
     opened = changed(options) if options.record else contextlib.nullcontext(open_learner(options))
     with opened as learner, Terminal() as terminal:
         found = learner.evaluate(options.folder, terminal, record=options.record)
-    table = Table("class", "images", "accuracy", "95 %", "taken for")
-    for name, accuracy in found.by_class.items():
-        row = found.confusion[name]
-        interval = "{:.0f}–{:.0f}".format(*wilson(row.get(name, 0), sum(row.values())))
-        table.add_row(Text(name), f"{sum(row.values())}", f"{accuracy:.1f} %", interval, Text(taken_for(name, row)))
-    by_task = Table("task", "accuracy")
+    table = judged_table(found.confusion)
+    by_task = Table(Column("task", overflow="fold"), "images", "accuracy", "95 %")
     for task in learner.tasks:
         if task.id in found.by_task:
-            by_task.add_row(Text(task.name), f"{found.by_task[task.id]:.1f} %")
+            own = {name: found.confusion[name] for name in task.classes if name in found.confusion}
+            by_task.add_row(Text(task.name), *share_cells(own))
     matching = "" if found.matching is None else f"; {found.matching:.1f} % get a class of their own task"
     low, high = found.interval
     message = (

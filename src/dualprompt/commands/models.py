@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dualprompt.commands.check import asked_nested
-from dualprompt.commands.common import BACKBONE, DEVICE, Commands, Do, Parser, add_shards, emit, shards
+from dualprompt.commands.common import (
+    BACKBONE,
+    DEVICE,
+    Commands,
+    Do,
+    Parser,
+    add_shards,
+    emit,
+    shards,
+    to_width,
+)
 from dualprompt.commands.compare import do_compare
 from dualprompt.errors import DualPromptError, InterruptedRunError
 from dualprompt.progress import counted
@@ -164,7 +174,7 @@ def do_learn(options: argparse.Namespace) -> None:
         messages.append(f"prompts: {'trained' if task.prompts.used else 'not trained'} ({task.prompts.why})")
     messages.append(threshold_words(learner))
     value = {"model": str(options.model), "learned": task.to_dict(), **learner.info()}
-    emit(options, value, tasks_table(learner), *messages)
+    emit(options, value, known_table(learner), *messages)
 
 
 def accuracy_words(task: TaskInfo) -> str:
@@ -190,29 +200,11 @@ def threshold_words(learner: ContinualLearner) -> str:
     return words if info["threshold_by"] == "lessons" else f"{words} (set by hand)"
 
 
-def tasks_table(learner: ContinualLearner) -> Table:
-    """Return what a model knows, a row a task."""
-    from rich.table import Table
-    from rich.text import Text
+def known_table(learner: ContinualLearner) -> Table:
+    """Return what a model knows, as wide as the terminal allows."""
+    from dualprompt.model_tables import brief_tasks, tasks_table
 
-    columns = ("id", "task", "classes", "images", "accuracy", "of", "95 %", "prompts", "kept", "learned")
-    table = Table(*columns, title="what it knows")
-    for task in learner.tasks:
-        accuracy = "–" if task.accuracy is None else f"{task.accuracy:.1f} %"
-        interval = "–" if task.interval is None else "{:.0f}–{:.0f}".format(*task.interval)
-        prompts = "–" if task.prompts is None else "yes" if task.prompts.used else "no"
-        measured = (accuracy, f"{task.held}", interval, prompts)
-        names = ", ".join(task.classes)
-        cells = (f"{task.id}", task.name, names, f"{task.images}", *measured, f"{task.bytes:,} B", task.learned)
-        table.add_row(*(Text(cell) for cell in cells))  # Text: names may hold brackets
-    return table
-
-
-def taken_for(name: str, row: Mapping[str, int]) -> str:
-    """Return what images of a class were taken for, most often first."""
-    wrong = sorted(((count, label) for label, count in row.items() if label != name), reverse=True)
-    more = f", {len(wrong) - 3} others" if len(wrong) > 3 else ""
-    return ", ".join(f"{label or 'none of these'} {count}" for count, label in wrong[:3]) + more
+    return to_width(lambda brief: brief_tasks(learner) if brief else tasks_table(learner))
 
 
 def do_calibrate(options: argparse.Namespace) -> None:
@@ -244,6 +236,8 @@ def do_calibrate(options: argparse.Namespace) -> None:
 
 def do_info(options: argparse.Namespace) -> None:
     """Show a model."""
+    from dualprompt.model_tables import judged_table, matrix_table
+
     with changed(options) if options.moved else contextlib.nullcontext(open_learner(options)) as learner:
         info = learner.info()
     backbone = info["backbone"]
@@ -252,38 +246,9 @@ def do_info(options: argparse.Namespace) -> None:
         f"images of {info['side']} × {info['side']} pixels\n"
         f"method {info['method']['name']}; {info['bytes']:,} bytes kept; {threshold_words(learner)}"
     )
-    tables = [tasks_table(learner)]
+    tables = [known_table(learner)]
     if info["accuracy_matrix"] is not None and len(info["tasks"]) > 1:
         tables.append(matrix_table(learner))
     if info["accuracy"] is not None:
-        tables.append(judged_table(info["accuracy"]))
+        tables.append(judged_table(info["accuracy"]["confusion"], "images held or left out of lessons"))
     emit(options, info, *tables, message)
-
-
-def judged_table(accuracy: Mapping[str, Any]) -> Table:
-    """Return how images held or left out were answered, a row a class, when their lessons were learned."""
-    from rich.table import Table
-    from rich.text import Text
-
-    from dualprompt.metrics import wilson
-
-    table = Table("class", "images", "accuracy", "95 %", "taken for", title="images held or left out of lessons")
-    for name, found in accuracy["by_class"].items():
-        share = f"{100 * found['correct'] / found['held']:.1f} %"
-        interval = "{:.0f}–{:.0f}".format(*wilson(found["correct"], found["held"]))
-        taken = taken_for(name, accuracy["confusion"][name])
-        table.add_row(Text(name), f"{found['held']}", share, interval, Text(taken))
-    return table
-
-
-def matrix_table(learner: ContinualLearner) -> Table:
-    """Return the accuracy on each task after each task, where it was measured."""
-    from rich.markup import escape
-    from rich.table import Table
-    from rich.text import Text
-
-    names = [task.name for task in learner.tasks]
-    table = Table("after", *map(escape, names), title="accuracy on each task (%)")
-    for name, row in zip(names, learner.accuracy_matrix(), strict=True):
-        table.add_row(Text(name), *("" if value is None else f"{value:.1f}" for value in row))
-    return table

@@ -8,12 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dualprompt.commands.common import DEVICE, Commands, emit
+from dualprompt.commands.common import DEVICE, Commands, emit, to_width
 from dualprompt.errors import DualPromptError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from dualprompt.learner import Answer, ContinualLearner
     from dualprompt.model.images import ImageLike
 
@@ -30,7 +28,6 @@ examples:
   curl https://example.org/cat.jpg | dualprompt predict my-model -
 """
 STDIN = "-"
-MATTERS = 0.01  # probability, below which a class is no alternative to be shown
 
 
 def add(commands: Commands) -> None:
@@ -75,7 +72,10 @@ def do_predict(options: argparse.Namespace) -> None:
     if options.csv:
         write_csv(answers)
     elif answers or options.json:
-        emit(options, [answer.to_dict() for answer in answers], answers_table(answers))
+        from dualprompt.model_tables import answers_table
+
+        table = to_width(lambda brief: answers_table(answers, brief))
+        emit(options, [answer.to_dict() for answer in answers], table)
     if faults:
         more = f"; and {len(faults) - 5} more" if len(faults) > 5 else ""
         raise DualPromptError(f"{len(faults)} of {len(images)} images: {'; '.join(faults[:5])}{more}")
@@ -131,25 +131,3 @@ def write_csv(answers: Sequence[Answer]) -> None:
         top = [cell for score in a.top for cell in (score.label, f"{score.probability:.6f}")]
         sure = "" if a.label is None else f"{a.probability:.6f}"  # of no class that is not named beside it
         writer.writerow([a.path, a.label or "", sure, a.task or "", f"{a.similarity:.6f}", *top])
-
-
-def answers_table(answers: Sequence[Answer]) -> Table:
-    """Return answers for people: what it is, how sure, and what else it could be, where that is worth a word."""
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table("image", "label", "probability", "task", "similarity", "else")
-    for answer in answers:
-        known = answer.label is not None  # else the best class is only one of those that it could be
-        others = answer.top[1:3] if known else answer.top[:2]
-        label, sure = (answer.label, percent(answer.top[0].probability)) if known else ("none of these", "–")
-        cells = (answer.path or "", label or "", sure, answer.task or "–")
-        worth = [score for score in others if score.probability >= MATTERS]
-        runners_up = ", ".join(f"{score.label} {100 * score.probability:.0f} %" for score in worth)
-        table.add_row(*(Text(cell) for cell in (*cells, f"{answer.similarity:.2f}", runners_up)))
-    return table
-
-
-def percent(probability: float) -> str:
-    """Return a probability for people: never one that looks like certainty."""
-    return "> 99.9 %" if probability >= 0.9995 else f"{100 * probability:.1f} %"

@@ -258,7 +258,7 @@ class _Assembler:
                 raise Refusal(422, f"the field '{field}' came twice")
             self.parts.append(Part(field, None, bytearray(), None))
             return
-        name = filename.decode("utf-8", "replace")
+        name = _unescaped(filename.decode("utf-8", "replace"))
         path = self.sink(field, name)
         self.parts.append(Part(field, name, path.open("wb") if path else bytearray(), path))
 
@@ -282,3 +282,8 @@ class _Assembler:
 
     def _end(self) -> None:
         self.ended = True
+
+
+def _unescaped(name: str) -> str:
+    """Return a file's name as it was before browsers, curl and our client made it fit into a header."""
+    return name.replace("%22", '"').replace("%0D", "\r").replace("%0A", "\n")

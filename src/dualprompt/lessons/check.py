@@ -128,7 +128,7 @@ class Findings:
         if len(self.classes) == 1:
             lines.append("there is one class alone: nothing to tell it from, unless the model knows others")
         if self.few:
-            held = f"fewer than {FEWEST} images, so none is held out to measure the accuracy"
+            held = f"fewer than {FEWEST} images, too few to measure the accuracy well"
             lines.append(f"{held}: {_names(self.few, self.classes, most)}")
         if self.unbalanced:
             largest = max(self.classes, key=lambda name: self.classes[name])

@@ -128,7 +128,7 @@ def _why_not(
         return None
     held = sum(max(1, n // 5) for n in sizes.values() if n > 1)
     if held < FEWEST_HELD:
-        return f"{counted(held, 'image')} held out could not tell whether they win"
+        return f"too few images: {held} held out could not tell whether they win"
     task = plain.tasks[-1]
     wrong = (task.held - task.correct) * held / max(task.held, 1)
     if wrong < FEWEST_WRONG:
@@ -143,7 +143,7 @@ def _said(trial: Trial | None) -> PromptChoice:
         return PromptChoice(False, "no image could be held out")
     gain = 100 * (trial.with_prompts - trial.without) / max(trial.held, 1)
     why = f"{gain:+.1f} points on {counted(trial.held, 'held-out image')}"
-    why += "" if trial.kept else ", no more than chance"
+    why += "" if trial.kept else ", no more than chance" if gain > 0 else ", so they were left out"
     return PromptChoice(trial.kept, why, trial.held, trial.without, trial.with_prompts)
 
 

@@ -43,8 +43,13 @@ def download(repo_id: str, revision: str | None, token: str | None) -> Path:
 
 @contextlib.contextmanager
 def _hub_errors(repo_id: str) -> Iterator[None]:
+    import huggingface_hub
+
     try:
         yield
+    except huggingface_hub.errors.HFValidationError as error:
+        remedy = "to have the model in another folder, copy its folder"
+        raise DualPromptError(f"'{repo_id}' is no repository of the hub, which is USER/NAME; {remedy}") from error
     except Exception as error:  # the client's own, its transport's and its downloader's errors share no base
         reason = str(error).strip().partition("\n")[0][:200]
         raise DualPromptError(f"the hub's repository '{repo_id}': {type(error).__name__}: {reason}") from error

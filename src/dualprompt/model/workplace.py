@@ -21,6 +21,7 @@ def workplace(model: Path) -> Iterator[Path]:
     work = model.resolve().with_name(f".{model.resolve().name}.learning")
     if work.is_symlink():
         raise DualPromptError(f"{work} is a link; remove it: what is learned is kept there for a while, then deleted")
+    made = [folder for folder in work.parents if not folder.exists()]  # the deepest first
     with disk_errors(work):
         work.mkdir(parents=True, exist_ok=True)
     done = False
@@ -31,6 +32,9 @@ def workplace(model: Path) -> Iterator[Path]:
         finally:
             if done or not _begun(work):
                 shutil.rmtree(work, ignore_errors=True)
+                for folder in made:
+                    with contextlib.suppress(OSError):  # it holds the model, or what others have put there
+                        folder.rmdir()
 
 
 def _begun(work: Path) -> bool:

@@ -43,9 +43,14 @@ export const count = (number, one, many = `${one}s`) => `${number.toLocaleString
 export function percent(fraction) {
   const value = 100 * fraction;
   if (value > 0 && value < 0.1) return "< 0.1 %";
-  if (value < 100 && value > 99.9) return "> 99.9 %";
+  if (value < 100 && value > 99.9) return CERTAIN;
   return `${value.toFixed(value === 100 || value === 0 ? 0 : 1)} %`;
 }
+
+const CERTAIN = "> 99.9 %";
+
+/** A probability: never one that looks like certainty, whatever its rounding came to. */
+export const sureness = (probability) => (probability >= 0.9995 ? CERTAIN : percent(probability));
 
 export function size(bytes) {
   const units = ["bytes", "kB", "MB", "GB"];
@@ -83,6 +88,11 @@ export function sentence(text) {
 }
 
 export const list = (words) => new Intl.ListFormat("en").format(words);
+
+const NAMED = 10; // things that a sentence names
+
+/** Some of many names, and how many more there are. */
+export const some = (names) => list(names.length > NAMED ? [...names.slice(0, NAMED), `${(names.length - NAMED).toLocaleString()} more`] : names);
 
 // Talking to the server
 
@@ -171,6 +181,7 @@ export function confirmed(title, text, yes, tick = null) {
   $("confirm-title").textContent = title;
   $("confirm-text").textContent = text;
   $("confirm-yes").textContent = yes;
+  $("confirm-no").textContent = yes === "Forget it" ? "Keep it" : "Cancel";
   $("confirm-tick-part").hidden = tick === null;
   $("confirm-tick-text").textContent = tick ?? "";
   $("confirm-tick").checked = false;

@@ -1,6 +1,6 @@
 // Classify: every picture has its own card, on which its answer can be explained and corrected.
 
-import { $, button, call, count, icon, make, paragraph, percent, picture, say, span } from "./base.js";
+import { $, button, call, count, icon, make, paragraph, picture, say, span, sureness } from "./base.js";
 import { known, model } from "./model.js";
 import { chosen, drawWhole, paint } from "./pictures.js";
 import { lessonOf, teachMore } from "./teach.js";
@@ -71,13 +71,13 @@ function answered(card, file, answer) {
   const best = answer.top[0];
   const heading = none
     ? make("h3", {}, icon("none"), "None of these")
-    : make("h3", {}, answer.label, " ", span("sure", percent(answer.probability)));
+    : make("h3", {}, answer.label, " ", span("sure", sureness(answer.probability)));
   const nearest = best ? ` The nearest would be ${best.label}.` : "";
   const words = none ? [paragraph("why", `Not like anything it knows well enough.${nearest}`)] : [];
   const rows = answer.top.filter(({ probability }, place) => place === 0 || probability >= WORTH_A_BAR);
   const below = none || rows.length < 2 || answer.probability >= SURE ? [] : [bars(rows)];
   fill(card, file, none ? "none" : "known", heading, words, ...below, actions(card, file, answer));
-  const named = none ? "none of these" : `${answer.label}, ${percent(answer.probability)}`;
+  const named = none ? "none of these" : `${answer.label}, ${sureness(answer.probability)}`;
   return `${fileName(file)}: ${named}.`;
 }
 
@@ -85,7 +85,7 @@ function bars(top) {
   const rows = top.map(({ label, probability }) => {
     const bar = make("span", { class: "bar", "aria-hidden": "true" }, make("span"));
     bar.firstChild.style.width = `${100 * probability}%`;
-    return make("li", {}, span("bar-name", label), bar, span("bar-value", percent(probability)));
+    return make("li", {}, span("bar-name", label), bar, span("bar-value", sureness(probability)));
   });
   return make("ol", { class: "bars", "aria-label": "What it may be" }, ...rows);
 }
@@ -180,11 +180,12 @@ function countCorrections() {
 }
 
 async function teachCorrections() {
-  const pictures = [...corrections.values()].map(({ file, label }) => ({ name: label, files: [file] }));
-  corrections.clear();
-  countCorrections();
+  const taken = [...corrections];
   location.hash = "teach";
-  await teachMore(pictures);
+  const taught = await teachMore(taken.map(([, { file, label }]) => ({ name: label, files: [file] })));
+  if (!taught) return; // they can be taught later
+  for (const [card] of taken) corrections.delete(card);
+  countCorrections();
 }
 
 function refused(card, file, error) {

@@ -1,11 +1,13 @@
 // Model: what it knows, how well, and everything that changes it without new classes: names, forgetting, undo.
 
-import { $, button, call, confirmed, count, icon, list, make, paragraph, rightOf, say, size } from "./base.js";
+import { $, button, call, confirmed, count, icon, make, paragraph, rightOf, say, size, some } from "./base.js";
 import { chosen, classesOf, isPicture, order } from "./pictures.js";
 import { teachMore } from "./teach.js";
 
 const MANY = 12; // classes, from which on a search helps
 const AT_ONCE = 4;
+const UNREADABLE = [413, 422]; // what the server says of a picture that is too large, or none
+const MOST_ROWS = 30; // of what was taken for what; a table of hundreds of classes is no help
 
 export let model = null;
 
@@ -118,7 +120,7 @@ async function change(work, done) {
 }
 
 async function forgetIt(title, names, path) {
-  const text = `It will no longer answer ${list(names)}. All other answers stay as they are. You can undo this while earlier versions are kept.`;
+  const text = `It will no longer answer ${some(names)}. All other answers stay as they are. You can undo this while earlier versions are kept.`;
   const { yes, ticked } = await confirmed(title, text, "Forget it", "For good: also remove the earlier versions that hold it");
   if (yes) await change(() => call("DELETE", `${path}${ticked ? "?purge=true" : ""}`), "Forgotten.");
 }
@@ -227,6 +229,13 @@ function drawHeldOut() {
   drawConfusion(names, columns, counts, "Pictures left out while learning.");
 }
 
+/** The places of the rows to show: all, or of too many those with most mistakes. */
+function worst(mistakes) {
+  const all = mistakes.map((_, at) => at);
+  if (all.length <= MOST_ROWS) return all;
+  return all.sort((one, other) => mistakes[other] - mistakes[one] || one - other).slice(0, MOST_ROWS).sort((one, other) => one - other);
+}
+
 /** Show what pictures of each class (rows) were answered with (columns, first the same classes), and how many were right. */
 function drawConfusion(names, columns, counts, words) {
   const total = (row) => row.reduce((sum, value) => sum + value, 0);
@@ -235,11 +244,14 @@ function drawConfusion(names, columns, counts, words) {
   $("confusion-part").hidden = all === 0;
   if (!all) return;
   const legend = "Rows: what the pictures show. Columns: what it answered.";
-  $("confusion-words").textContent = `${words} ${rightOf(total(right), all)}. ${legend}`;
-  const rows = names.map((name, at) => ({ name, values: counts[at].map((value) => ({ value, share: value / sums[at] })) }));
+  const shown = worst(sums.map((sum, at) => sum - right[at]));
+  const few = shown.length < names.length ? ` Shown are the ${shown.length} of ${names.length} classes with most mistakes.` : "";
+  $("confusion-words").textContent = `${words} ${rightOf(total(right), all)}. ${legend}${few}`;
+  const used = columns.map((_, at) => at).filter((at) => !few || shown.some((row) => row === at || counts[row][at]));
+  const rows = shown.map((at) => ({ name: names[at], values: used.map((column) => ({ value: counts[at][column], share: counts[at][column] / sums[at] })) }));
   const told = ({ value, share }) => (value ? heated(value.toLocaleString(), share) : make("td", { class: "blank" }));
-  table($("confusion"), columns, rows, told);
-  const each = names.map((name, at) => make("li", {}, make("strong", {}, name), ` ${sums[at] ? rightOf(right[at], sums[at]) : "not measured"}`));
+  table($("confusion"), used.map((at) => columns[at]), rows, told);
+  const each = shown.map((at) => make("li", {}, make("strong", {}, names[at]), ` ${sums[at] ? rightOf(right[at], sums[at]) : "not measured"}`));
   $("by-class").replaceChildren(...each);
 }
 
@@ -256,15 +268,21 @@ async function test(found) {
   const names = [...new Set(labels)];
   const counts = names.map(() => new Array(names.length + 2).fill(0)); // then other classes, and none of these
   let done = 0;
+  const unread = [];
   const queue = [...pictures.entries()];
   const work = async () => {
     for (let next = queue.shift(); next; next = queue.shift()) {
       const [at, { file }] = next;
       const form = new FormData();
       form.append("images", file, file.name);
-      const { label } = (await call("POST", "predict?top_k=1", form)).answers[0];
-      const column = label === null ? names.length + 1 : names.indexOf(label);
-      counts[names.indexOf(labels[at])][column < 0 ? names.length : column]++;
+      try {
+        const { label } = (await call("POST", "predict?top_k=1", form)).answers[0];
+        const column = label === null ? names.length + 1 : names.indexOf(label);
+        counts[names.indexOf(labels[at])][column < 0 ? names.length : column]++;
+      } catch (error) {
+        if (!UNREADABLE.includes(error.status)) throw error;
+        unread.push(file.name); // and the others are still asked about
+      }
       $("test-said").textContent = `${++done} of ${count(pictures.length, "picture")}`;
     }
   };
@@ -277,7 +295,7 @@ async function test(found) {
   const used = others.filter(([, column]) => counts.some((row) => row[column]));
   const shown = counts.map((row) => [...row.slice(0, names.length), ...used.map(([, column]) => row[column])]);
   drawConfusion(names, [...names, ...used.map(([name]) => name)], shown, "Your pictures.");
-  $("test-said").textContent = "";
+  $("test-said").textContent = unread.length ? `${count(unread.length, "picture")} could not be read: ${some(unread.sort(order))}.` : "";
   say($("confusion-words").textContent);
 }
 
@@ -289,7 +307,7 @@ async function drawVersions() {
     const rows = versions.toReversed().map((version) => {
       const why = version.classes.length || version.why !== "saved" ? version.why : "new, nothing learned yet";
       const words = `${why[0].toUpperCase()}${why.slice(1)}`;
-      const about = `${version.saved ? `${moment(version.saved)} · ` : ""}${count(version.classes.length, "class", "classes")}`;
+      const about = `Version ${version.number} · ${version.saved ? `${moment(version.saved)} · ` : ""}${count(version.classes.length, "class", "classes")}`;
       const back = button("quiet", `Go back to version ${version.number}`, "Go back");
       back.onclick = () => goBack(version.number, words);
       const end = version.current ? make("span", { class: "count" }, "now") : back;

@@ -1,12 +1,11 @@
 // Teach: pictures of new classes, or more of known ones, are looked at first and then learned, as a job of the server.
 
-import { $, Refusal, button, call, count, duration, icon, list, make, needToken, percent, say, sentence, size, span } from "./base.js";
+import { $, Refusal, button, call, count, duration, icon, list, make, needToken, percent, say, sentence, size, some, span } from "./base.js";
 import { known, loadModel, measured, model } from "./model.js";
 import { chosen, classesOf, innerClassesOf, isPicture, order, paint, tooHigh, topFolder } from "./pictures.js";
 
 const FEW = 5; // fewer pictures of a class than this, and none is held out to see how well it was learned
 const POLL = 600; // milliseconds between two looks at a job
-const NAMED = 10; // files, or folders, that a sentence names
 
 const lesson = { classes: [], zip: null };
 
@@ -54,8 +53,6 @@ export async function takeLesson(found, named = null) {
   (unnamed ?? (asked ? $("task-name") : null))?.focus();
   say($("lesson-count").textContent);
 }
-
-const some = (names) => list(names.length > NAMED ? [...names.slice(0, NAMED), `${(names.length - NAMED).toLocaleString()} more`] : names);
 
 let answerLevel = null;
 
@@ -238,13 +235,18 @@ function objection() {
   return null;
 }
 
-/** A form of pictures with their classes. Numbered, for they may come from several folders and bear the same name. */
+/** A form of pictures with their classes. Those from several folders may bear the same name: all but the first get a number. */
 function formOf(classes, zip = null) {
   const form = new FormData();
   if (zip) form.append("archive", zip.file, zip.file.name);
   if (zip?.nested) form.append("nested", "true");
   for (const one of classes) {
-    one.files.forEach((file, index) => form.append("images", file, `${one.name}/${index + 1}-${file.name}`));
+    const taken = new Set();
+    one.files.forEach((file, index) => {
+      const name = taken.has(file.name) ? `${index + 1}-${file.name}` : file.name;
+      taken.add(name);
+      form.append("images", file, `${one.name}/${name}`);
+    });
   }
   return form;
 }
@@ -301,6 +303,8 @@ async function teachLesson(looked) {
     const job = await sent("more", form, begun);
     await watch(job.id, begun);
     if (all) return taught(begun, null, names);
+    lesson.classes = fresh; // what was added is not added again, should the rest be refused
+    drawLesson();
   }
   const form = formOf(fresh, lesson.zip);
   if (name) form.append("name", name);
@@ -311,16 +315,18 @@ async function teachLesson(looked) {
   await taught(begun, (await watch(job.id, begun)).task, names);
 }
 
-/** Teach more pictures of known classes, from elsewhere on the page. */
+/** Teach more pictures of known classes, from elsewhere on the page; return whether they were learned. */
 export async function teachMore(classes) {
   const begun = Date.now();
   try {
     const job = await sent("more", formOf(classes), begun);
     await watch(job.id, begun);
     await taught(begun, null, classes.map((one) => one.name));
+    return true;
   } catch (error) {
     endJob();
     complain(error.message);
+    return false;
   }
 }
 
@@ -418,8 +424,8 @@ async function taught(begun, number, names = []) {
   await loadModel();
   const task = model?.tasks.find(({ id }) => id === number);
   const right = typeof task?.accuracy === "number" ? ` ${measured(task)}.` : "";
-  const added = names.length ? `More pictures of ${list([...new Set(names)])}.` : "It has learned them.";
-  const what = task ? `${task.name}: ${list(task.classes)}.` : added;
+  const added = names.length ? `More pictures of ${some([...new Set(names)])}.` : "It has learned them.";
+  const what = task ? `${task.name}: ${some(task.classes)}.` : added;
   showJob("Learned", 1, "", begun);
   $("job-running").hidden = true;
   $("job-links").hidden = false;
