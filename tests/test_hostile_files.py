@@ -415,6 +415,7 @@ def with_facts(model: Path, **facts: Any) -> None:
         ({"study": "../../out"}, "'study'"),
         ({"pictures": {"../out": {"kind": "points", "title": "", "clouds": []}}}, "'pictures"),
         ({"pictures": {"out": {"kind": "points", "title": "", "clouds": []}}}, "has points"),
+        ({"pictures": {"none": as_plain(Grid("a", "x", "y", ["1"], ["2"], [[None]]))}}, "a number in one cell at least"),
         ({"tables": [1]}, "'tables.0'"),
         ({"rows": {}}, "'rows'"),
         ({"finding": None}, "'finding'"),
@@ -428,6 +429,19 @@ def test_study_json_of_other_types(facts: dict[str, Any], said: str, study: Path
     assert said in call("report", folder, "--out", tmp_path / "page" / "report.html").error
     assert not list(tmp_path.rglob("*.html"))
     assert not list(tmp_path.rglob("out*"))
+
+
+def test_a_study_with_long_names_is_drawn_and_runs_that_cannot_be_looked_at_are_not_there(study: Path) -> None:
+    value, name = json.loads((study / "study.json").read_text()), "long name " * 90
+    value["rows"] = [{"runs": [name]}]
+    for picture in value["pictures"].values():
+        picture |= {key: name for key in ("title", "x", "y", "unit") if key in picture}
+        picture |= {key: [name] * len(picture[key]) for key in ("rows", "columns", "places") if key in picture}
+        for part in picture.get("lines", []) + picture.get("clouds", []):
+            part["name"] = name
+    with mutated(study / "study.json", lambda *_: json.dumps(value).encode(), Random(0)):
+        page = report([study], study.parent / "long" / "report.html")  # matplotlib's warnings are errors here
+    assert "long name" in page.read_text()
 
 
 @pytest.mark.parametrize(

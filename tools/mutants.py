@@ -1,6 +1,6 @@
 """Mutation testing: does a test notice when the code is wrong?
 
-    python tools/mutants.py [--seed 0] [--count 60] [--minutes 20] [--files PART] [--out mutants.json]
+    python tools/mutants.py [--seed 0] [--count 60] [--minutes 20] [--files PART,…] [--out mutants.json]
 
 A seeded sample of small mistakes is made in a copy of the tree, one at a time, and the tests that should notice are
 run. A mutant is killed if one fails, timed out if they do not end, and survives otherwise. `--again FILE` tries the
@@ -86,6 +86,14 @@ TESTS: dict[str, tuple[str, ...]] = {
     "methods/s_prompts": ("test_methods_online", "test_domains"),
     "methods/dualprompt_pool": ("test_methods_online", "test_online"),
     **{f"methods/{name}": (f"test_{name}", *lives(name)) for name in ("dualnet", "dynaer", "rpsnet", "supsup")},
+    "features": ("test_features",),
+    "run/predictions": ("test_predictions",),
+    "training/arrivals": ("test_online_streams", "test_online"),
+    "data/arrival": ("test_online_streams", "test_online"),
+    "data/thinning": ("test_online_streams",),
+    "data/streams/class_incremental": ("test_stream", "test_class_orders"),
+    "data/streams/domain": ("test_domains",),
+    **{f"data/streams/{name}": ("test_online_streams", "test_online") for name in ("blurry", "online")},
 }
 
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
@@ -338,14 +346,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=60, help="mutants at most")
     parser.add_argument("--minutes", type=float, default=20)
-    parser.add_argument("--files", default="", help="only files whose name has this in it")
+    parser.add_argument("--files", default="", help="only files whose name has one of these in it, with commas")
     parser.add_argument("--again", type=Path, help="a summary whose survivors are tried again")
     parser.add_argument("--out", type=Path, default=Path("mutants.json"))
     options = parser.parse_args()
     every = [
         mutant
         for name in sorted(TESTS)
-        if options.files in name
+        if any(part in name for part in options.files.split(","))
         for mutant in mutants_of(f"{name}.py", (ROOT / PACKAGE / f"{name}.py").read_bytes())
     ]
     chosen = random.Random(options.seed).sample(every, min(options.count, len(every)))
@@ -357,6 +365,7 @@ def main() -> None:
             if e["outcome"] in ("survived", "timed out")
         ]
     command = f"python tools/mutants.py --seed {options.seed} --count {options.count} --minutes {options.minutes:g}"
+    command += f" --files {options.files}" if options.files else ""
     facts = {"command": command, "date": time.strftime("%Y-%m-%d"), "seed": options.seed, "possible": len(every)}
     counts = campaign(chosen, options.minutes, options.out, facts).get("counts", {})
     sys.stdout.write(json.dumps(counts) + "\n")
