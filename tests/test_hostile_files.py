@@ -40,7 +40,8 @@ from dualprompt.learner import ContinualLearner
 from dualprompt.methods.base import METHODS, method_config
 from dualprompt.model import card, saved
 from dualprompt.pictures.kinds import Cloud, Grid, Line, Lines, Points, as_plain
-from dualprompt.report import publication, run_files, study_files, tables
+from dualprompt.progress import SILENT
+from dualprompt.report import gallery, publication, run_files, study_files, tables
 from dualprompt.report.build import report
 from dualprompt.report.sheet import Column, Sheet
 from dualprompt.run import checkpoint
@@ -186,6 +187,8 @@ def looks_at(folder: Path) -> None:
     tables.text(tables.headline(results), *(tables.accuracy_matrix(result) for result in results))
     json.dumps(run_files.combined(runs, folder))
     run_files.task_keys(runs[0])
+    with contextlib.suppress(DualPromptError):  # of other images, or none
+        gallery._stream(runs[0], SILENT)
     story = _Story()
     for line in runs[0].lines():
         story.point(line)
@@ -415,7 +418,10 @@ def with_facts(model: Path, **facts: Any) -> None:
         ({"study": "../../out"}, "'study'"),
         ({"pictures": {"../out": {"kind": "points", "title": "", "clouds": []}}}, "'pictures"),
         ({"pictures": {"out": {"kind": "points", "title": "", "clouds": []}}}, "has points"),
-        ({"pictures": {"none": as_plain(Grid("a", "x", "y", ["1"], ["2"], [[None]]))}}, "a number in one cell at least"),
+        (
+            {"pictures": {"none": as_plain(Grid("a", "x", "y", ["1"], ["2"], [[None]]))}},
+            "a number in one cell at least",
+        ),
         ({"tables": [1]}, "'tables.0'"),
         ({"rows": {}}, "'rows'"),
         ({"finding": None}, "'finding'"),

@@ -155,7 +155,8 @@ def left_over(model: Path) -> list[str]:
 
 def tested(file: str, *options: str, **environment: str) -> dict[str, Any]:
     """Run a file of our tests; return its summary, and what failed."""
-    command = [sys.executable, "-m", "pytest", str(TESTS / file), "-n0", *options]  # a second -q would take its summary away
+    # The project's options have a -q already; a second would take pytest's summary away.
+    command = [sys.executable, "-m", "pytest", str(TESTS / file), "-n0", *options]
     began = time.monotonic()
     done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=False)
     lines = done.stdout.strip().splitlines()

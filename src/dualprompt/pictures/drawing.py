@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dualprompt.files import atomic, write_text
 from dualprompt.pictures.kinds import INK, LABEL, PAPER, Picture, Points, shortened
+from dualprompt.texts import in_csv
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -106,5 +107,7 @@ def as_csv(rows: Sequence[dict[str, Any]]) -> str:
     out = io.StringIO()
     writer = csv.DictWriter(out, list(rows[0]))
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows(
+        {key: in_csv(each) if isinstance(each, str) else each for key, each in row.items()} for row in rows
+    )
     return out.getvalue()
