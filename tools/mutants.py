@@ -117,6 +117,8 @@ EQUIVALENT = (
     ("run/checkpoint.py", 'partition("\\n")[0][:200]', "how much is told of what another library says"),
     ("prompts/bank.py", "[torch.empty(0)] * len(e_prompts)", "stands for keys where there are none"),
     ("prompts/bank.py", "nn.Parameter(torch.zeros(self.g_shape))", "drawn or loaded before it is used"),
+    ("methods/s_prompts.py", "torch.empty(0, 0, dtype=torch.int64)", "no columns, before there is a domain"),
+    ("methods/s_prompts.py", "self.columns.new_empty(0, 0)", "nobody restores a model without a domain"),
 )
 DROPPED = {"detach", "clone", "normalize", "contiguous", "abs", "square", "sqrt", "float", "flatten"}
 
