@@ -37,13 +37,14 @@ class Client:
     """Asks one server; `token` is needed for whatever changes its model, `seconds` is how long an answer may take."""
 
     def __init__(self, url: str, token: str | None = None, seconds: float = 60.0) -> None:
+        wrong = f"'{url}' is no address of a server; give one as http://127.0.0.1:8000"
         try:
             place = urlsplit(url)
             right = place.scheme in ("http", "https") and place.hostname and place.port != 0
         except ValueError:  # a port that is none
-            right = False
+            raise DualPromptError(wrong) from None
         if not right:
-            raise DualPromptError(f"'{url}' is no address of a server; give one as http://127.0.0.1:8000")
+            raise DualPromptError(wrong)
         if token is not None and not (token.isascii() and token.isprintable()):
             raise DualPromptError("the token has characters that a header cannot show; give printable ASCII")
         self.url, self.token, self.seconds = url.rstrip("/"), token, seconds
