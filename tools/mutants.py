@@ -333,13 +333,13 @@ def campaign(
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         tree = Copy(Path(folder))
         for mutant in mutants:
-            if time.monotonic() > deadline:
+            late = time.monotonic() > deadline
+            if late and known is None:
                 break
             began = time.monotonic()
             tests = TESTS[mutant.file.removesuffix(".py")]
-            outcome, test = tree.judge(
-                mutant, tests if "methods" not in mutant.file else (*tests, "test_methods_contract")
-            )
+            tests = tests if "methods" not in mutant.file else (*tests, "test_methods_contract")
+            outcome, test = ("survived", "") if late else tree.judge(mutant, tests)  # as it did before
             took = round(time.monotonic() - began, 1)
             why = _equivalent(mutant) if outcome == "survived" else ""
             if known is not None and outcome != "survived":
@@ -380,8 +380,14 @@ def main() -> None:
     if options.again:
         before = [json.loads(path.read_text()) for path in options.again]
         old = [each for summary in before for each in summary["mutants"]]
-        known = [each for each in old if each["outcome"] != "survived"]
-        chosen = [found_again(each) for each in old if each["outcome"] == "survived"]
+        known, chosen = [], []
+        for each in old:
+            if each["outcome"] != "survived":
+                known.append(each)
+            elif why := _equivalent(mutant := found_again(each)):
+                known.append(each | {"outcome": "equivalent", "why": why})
+            else:
+                chosen.append(mutant)
     command = f"python tools/mutants.py --seed {options.seed} --count {options.count} --minutes {options.minutes:g}"
     command += f" --files {options.files}" if options.files else ""
     facts = {"command": command, "date": time.strftime("%Y-%m-%d"), "seed": options.seed, "possible": len(every)}
