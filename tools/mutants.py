@@ -389,8 +389,7 @@ def main() -> None:
             else:
                 chosen.append(mutant)
     command = f"python tools/mutants.py --seed {options.seed} --count {options.count} --minutes {options.minutes:g}"
-    command += f" --files {options.files}" if options.files else ""
-    command += " --again …" if options.again else ""
+    command += (f" --files {options.files}" if options.files else "") + (" --again …" if options.again else "")
     facts = {"command": command, "date": time.strftime("%Y-%m-%d"), "seed": options.seed, "possible": len(every)}
     facts |= {"campaigns": [summary["command"] for summary in before]} if options.again else {}
     counts = campaign(chosen, options.minutes, options.out, facts, known).get("counts", {})

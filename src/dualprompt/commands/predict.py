@@ -132,8 +132,7 @@ def write_csv(answers: Sequence[Answer]) -> None:
     for a in answers:
         top = [cell for score in a.top for cell in (score.label, f"{score.probability:.6f}")]
         sure = "" if a.label is None else f"{a.probability:.6f}"  # of no class that is not named beside it
-        cells = (a.path or "", a.label or "", sure, a.task or "", f"{a.similarity:.6f}", *top)
-        writer.writerow(map(in_csv, cells))
+        writer.writerow(map(in_csv, (a.path or "", a.label or "", sure, a.task or "", f"{a.similarity:.6f}", *top)))
 
 
 def answers_table(answers: Sequence[Answer]) -> Table:
