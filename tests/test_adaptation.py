@@ -100,6 +100,12 @@ def test_what_layers_receive_by_hand() -> None:
     assert adapter.beside
 
 
+def test_a_new_adapter_changes_nothing_and_has_no_bias() -> None:
+    adapters = next(each for each in adaptations() if isinstance(each, Adapters))
+    drawn = adapters.drawn(torch.Generator().manual_seed(0))
+    assert {name for name, value in drawn.items() if value.any()} == {"down"}
+
+
 def test_sums_of_changes_are_one_change() -> None:
     _, changes, _ = adaptations()
     assert isinstance(changes, LowRanks)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
+import json
 import os
 import re
 import socket
@@ -231,6 +233,26 @@ def test_a_wrong_range_is_not_spliced(tmp_path: Path, site: Site):
     assert fetch(site.remote("file.bin"), tmp_path).read_bytes() == CONTENT
 
 
+@pytest.mark.parametrize("validator", [5, ["x"], '"v1"\r\nX-Evil: 1', {"a": 1}, "\u00e9"])
+def test_what_is_remembered_of_a_download_may_be_anything(tmp_path: Path, site: Site, validator: object):
+    site.files["a.bin"] = CONTENT
+    (tmp_path / "a.bin.partial").write_bytes(CONTENT[:1000])
+    remembered = {"url": f"{site.base}/a.bin", "validator": validator}
+    (tmp_path / "a.bin.partial.json").write_text(json.dumps(remembered))
+    assert fetch(site.remote("a.bin"), tmp_path).read_bytes() == CONTENT
+    assert all("X-Evil" not in asked for asked in site.requests)
+
+
+def test_nothing_is_written_through_a_link(tmp_path: Path, site: Site):
+    site.files["a.bin"] = CONTENT
+    letter = tmp_path / "letter.txt"
+    letter.write_text("mine")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.bin.partial").symlink_to(letter)
+    assert fetch(site.remote("a.bin"), tmp_path / "data").read_bytes() == CONTENT
+    assert letter.read_text() == "mine"
+
+
 def test_wrong_checksum_deletes_the_file_and_names_both_sums(tmp_path: Path, site: Site):
     remote = site.remote("file.bin")
     site.files["file.bin"] = b"something else"
@@ -325,9 +347,11 @@ def test_an_unwritable_place_is_named(tmp_path: Path, site: Site):
         fetch(site.remote("file.bin"), tmp_path / "root" / "below")
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's always-full device")
-def test_a_full_disk_is_named(tmp_path: Path, site: Site):
-    (tmp_path / "file.bin.partial").symlink_to("/dev/full")
+def test_a_full_disk_is_named(tmp_path: Path, site: Site, monkeypatch: pytest.MonkeyPatch):
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
     assert "the disk is full" in refusal(site.remote("file.bin"), tmp_path)
 
 

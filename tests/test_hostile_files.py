@@ -12,6 +12,7 @@ import io
 import json
 import os
 import resource
+import secrets
 import shutil
 import threading
 import zipfile
@@ -36,19 +37,23 @@ from dualprompt.config import compose
 from dualprompt.data.cache import Decoded, Store, decode
 from dualprompt.data.folder import load_folder
 from dualprompt.errors import DualPromptError
+from dualprompt.hosted import jobs, places, review
+from dualprompt.hosted.teach import LEARNED_KIND, LESSON_KIND, Learned, Lesson
 from dualprompt.learner import ContinualLearner
 from dualprompt.methods.base import METHODS, method_config
 from dualprompt.model import card, saved
 from dualprompt.pictures.kinds import Cloud, Grid, Line, Lines, Points, as_plain
-from dualprompt.report import publication, run_files, study_files, tables
+from dualprompt.progress import SILENT
+from dualprompt.report import gallery, publication, run_files, study_files, tables
 from dualprompt.report.build import report
 from dualprompt.report.sheet import Column, Sheet
-from dualprompt.run import checkpoint
+from dualprompt.run import checkpoint, predictions
 from dualprompt.run.checkpoint import Checkpoints
 from dualprompt.run.folder import Run
 from dualprompt.run.tracking import _Story
 from dualprompt.sweeps.obtained import Obtained
 from dualprompt.training import group
+from dualprompt.watch import Watch
 from mutations import changed, changed_archive, changed_json, changed_lines, changed_tensors, damaged
 from sandbox import VIT, World, call, interrupted
 from test_vit_parity import random_google
@@ -186,6 +191,8 @@ def looks_at(folder: Path) -> None:
     tables.text(tables.headline(results), *(tables.accuracy_matrix(result) for result in results))
     json.dumps(run_files.combined(runs, folder))
     run_files.task_keys(runs[0])
+    with contextlib.suppress(DualPromptError):  # of other images, or none
+        gallery._stream(runs[0], SILENT)
     story = _Story()
     for line in runs[0].lines():
         story.point(line)
@@ -319,6 +326,73 @@ def test_mutations_of_study_json(rng: Random, study: Path, tmp_path: Path) -> No
 
 @many
 @randomly
+def test_mutations_of_predictions(rng: Random, finished: Path) -> None:
+    path = Run(finished / group.members_of(finished)[0].folder).predictions_path
+
+    def reads() -> None:
+        found = predictions.read(path)
+        for number in range(len(found)):
+            found.judged(number)
+        found.frame()
+
+    with mutated(path, changed_archive, rng):
+        outcome(reads)
+
+
+@pytest.fixture(scope="module")
+def watched(saved: Path, world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that was watched: an inbox of three pictures, and a table."""
+    folder = tmp_path_factory.mktemp("watched")
+    (folder / "inbox").mkdir()
+    for picture in sorted((world.images / "test" / "ash").iterdir())[:3]:
+        os.utime(shutil.copy(picture, folder / "inbox"), (1_700_000_000, 1_700_000_000))
+    with Watch(saved, folder / "inbox", folder / "table.csv", folder / "sorted").opened("cpu") as watch:
+        assert watch.look().labelled == 3
+    return folder
+
+
+@many
+@randomly
+def test_mutations_of_the_state_of_a_watch(rng: Random, watched: Path, saved: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(watched, tmp_path / secrets.token_hex(8) / "watched", copy_function=shutil.copy2))
+    state, table = folder / ".table.csv.watch" / "state.json", folder / "table.csv"
+    before = table.read_bytes()
+    value = json.loads(state.read_text()) | {"folder": str(folder / "inbox")}
+    pending = [{"path": "0.png", "mark": "5 5", "row": ["2026-11-18", "0.png", "ash", "0.9", "t", "0.5", "0", ""]}]
+    state.write_text(json.dumps(value | {"pending": pending} if rng.randrange(2) else value))
+    state.write_bytes(changed_json(state.read_bytes(), rng))
+
+    def watch() -> None:
+        with Watch(saved, folder / "inbox", table, folder / "sorted").opened("cpu") as watch:
+            watch.look()
+
+    outcome(watch)
+    assert table.read_bytes().startswith(before)  # what people have is never taken back
+    assert {path.name for path in folder.parent.rglob("*") if path.is_dir()} <= {
+        "watched", "inbox", "sorted", ".table.csv.watch", *(path.name for path in (folder / "sorted").iterdir()),
+    }  # fmt: skip
+    assert len(list((folder / "inbox").iterdir())) == 3
+
+
+@many
+@randomly
+def test_mutations_of_records_of_a_server(rng: Random, tmp_path: Path) -> None:
+    kinds: list[tuple[Any, Any]] = [
+        (jobs._RECORD, {"next": 3, "jobs": [asdict(jobs.Job(2, "name", ["a"], 3))]}),
+        (LESSON_KIND, asdict(Lesson("name", 1, False, {"a": [("000001.png", "b.png")]}))),
+        (LEARNED_KIND, asdict(Learned(1, "2026-11-18", 2))),
+        (review._ITEM, asdict(review.Item(1, 5.0, "unsure", "a.png", "a"))),
+    ]
+    kind, value = rng.choice(kinds)
+    path = tmp_path / "record.json"
+    path.write_text(json.dumps(value))
+    places.read_record(path, kind)
+    with mutated(path, changed_json, rng):
+        outcome(lambda: places.read_record(path, kind))
+
+
+@many
+@randomly
 def test_mutations_of_publications(rng: Random, tmp_path: Path) -> None:
     path = tmp_path / "published.json"
     shutil.copy(Path(__file__).parents[1] / "docs" / "experiments" / "mini-frozen-head-lr.json", path)
@@ -415,6 +489,10 @@ def with_facts(model: Path, **facts: Any) -> None:
         ({"study": "../../out"}, "'study'"),
         ({"pictures": {"../out": {"kind": "points", "title": "", "clouds": []}}}, "'pictures"),
         ({"pictures": {"out": {"kind": "points", "title": "", "clouds": []}}}, "has points"),
+        (
+            {"pictures": {"none": as_plain(Grid("a", "x", "y", ["1"], ["2"], [[None]]))}},
+            "a number in one cell at least",
+        ),
         ({"tables": [1]}, "'tables.0'"),
         ({"rows": {}}, "'rows'"),
         ({"finding": None}, "'finding'"),
@@ -428,6 +506,19 @@ def test_study_json_of_other_types(facts: dict[str, Any], said: str, study: Path
     assert said in call("report", folder, "--out", tmp_path / "page" / "report.html").error
     assert not list(tmp_path.rglob("*.html"))
     assert not list(tmp_path.rglob("out*"))
+
+
+def test_a_study_with_long_names_is_drawn_and_runs_that_cannot_be_looked_at_are_not_there(study: Path) -> None:
+    value, name = json.loads((study / "study.json").read_text()), "long name " * 90
+    value["rows"] = [{"runs": [name]}]
+    for picture in value["pictures"].values():
+        picture |= {key: name for key in ("title", "x", "y", "unit") if key in picture}
+        picture |= {key: [name] * len(picture[key]) for key in ("rows", "columns", "places") if key in picture}
+        for part in picture.get("lines", []) + picture.get("clouds", []):
+            part["name"] = name
+    with mutated(study / "study.json", lambda *_: json.dumps(value).encode(), Random(0)):
+        page = report([study], study.parent / "long" / "report.html")  # matplotlib's warnings are errors here
+    assert "long name" in page.read_text()
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from dualprompt.methods.hide_prompt import HiDePrompt, contrast
 from dualprompt.methods.inflora import InfLoRA, InfLoRAConfig, extended, main_directions
 from dualprompt.methods.lae import HEAD_ALONE, LAE
 from dualprompt.methods.sd_lora import SDLoRA
-from dualprompt.methods.slca import SLCA
+from dualprompt.methods.slca import SLCA, shares_of_means
 from helpers import as_vit, batch_of, of_labels, random_images, seeded, task_view, tiny_vit
 
 DIM = 32
@@ -475,6 +475,10 @@ def test_slca_answers_with_aligned_rows_and_learns_on_from_those_of_images() -> 
     np.testing.assert_allclose(numbers(lower.T @ lower), np.cov(own.T) + 1e-4 * np.eye(DIM), atol=1e-4)
     method.begin_task(task(2))
     torch.testing.assert_close(torch.cat(list(method.head.weight)[:2]), torch.cat(list(method.trained_weight)))
+
+
+def test_slca_takes_the_means_of_old_tasks_back_by_up_to_a_tenth() -> None:
+    assert shares_of_means(4) == pytest.approx([0.925, 0.95, 0.975, 1.0])
 
 
 def test_slca_notes_labels_that_come_back() -> None:

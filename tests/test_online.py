@@ -110,6 +110,19 @@ def spied(kind: Any, preset: str, folder: Path, **overrides: Any) -> tuple[Setup
     return setup, method.told
 
 
+class SettingAside(Spied):
+    """A mistake of who writes a method: of what comes once, nothing can be set aside."""
+
+    @property
+    def hold_out(self) -> float:
+        return 0.5
+
+
+def test_who_sets_images_aside_learns_no_online_stream(preset: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="sets no images aside"):
+        spied(SettingAside, preset, tmp_path / "run")
+
+
 @pytest.mark.parametrize("updates", [1, 3])
 def test_a_method_is_told_of_labels_when_they_come_and_of_no_border(updates: int, preset: str, tmp_path: Path) -> None:
     setup, told = spied(Spied, preset, tmp_path / "run", train__updates=updates)

@@ -161,6 +161,10 @@ def columns_of(path: Path) -> dict[str, np.ndarray]:
         ({"probability": np.full((3, 27), 1.5)}, "not between 0 and 1"),
         ({"truth": np.zeros(27)}, "another type"),
         ({"classes": np.arange(6)}, "another type"),
+        ({"truth": np.array(1)}, "one value"),
+        ({"classes_seen": np.array(6)}, "one value"),
+        ({"classes": np.frombuffer(b"\xff\xff\xff\x7f" * 6, "<U1")}, "letters that there are not"),
+        ({"classes": np.frombuffer(b"\0\0\xd8\0" * 6, ">U1")}, "letters that there are not"),
     ],
 )
 def test_what_cannot_have_been_written_is_refused(

@@ -304,3 +304,20 @@ async def test_only_so_many_requests_are_in_hand(model: Path):
         assert int(refused.headers["retry-after"]) > 0
         assert (await client.get("/healthz", headers=SHOWN)).status_code == 200
         assert error_of(await client.get("/nothing"), 404)
+
+
+async def test_a_request_of_two_lengths_is_refused_and_nothing_after_it_is_read(model: Path):
+    """A proxy before us may believe the other length, and take what follows for somebody else's request."""
+    async with listening(model, Limits()) as wire:
+        head = b"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-length: 4\r\ntransfer-encoding: chunked\r\n\r\n"
+        reader, _ = await wire.connect(head + b"0\r\n\r\nGET /model HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        async with asyncio.timeout(20):
+            found = await reader.read()
+        assert found.startswith(b"HTTP/1.1 400 ")
+        assert found.count(b"HTTP/1.1 ") == 1
+
+
+async def test_nobody_else_on_the_machine_reads_what_was_sent(model: Path):
+    (model / ".serve").mkdir(mode=0o755)  # as an earlier version made it
+    async with listening(model, Limits()):
+        assert (model / ".serve").stat().st_mode & 0o777 == 0o700

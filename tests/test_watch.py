@@ -144,7 +144,7 @@ def test_names_of_all_kinds(saved: Path, inbox: Path, tmp_path: Path) -> None:
     assert once(saved, inbox, "--sort", tmp_path / "out")["labelled"] == 8
     assert once(saved, inbox, "--sort", tmp_path / "out")["labelled"] == 0
     paths = {row["path"] for row in rows(tmp_path / "out" / "labels.csv")}
-    assert {"\\udcff\\udcfe.png", '🐱\n,".png', "-rf.png"} < paths
+    assert {"\\udcff\\udcfe.png", '🐱\n,".png', "./-rf.png"} < paths
     assert len(list((tmp_path / "out").rglob("*.png"))) == 8
 
 

@@ -1,11 +1,11 @@
 """Mutation testing: does a test notice when the code is wrong?
 
-    python tools/mutants.py [--seed 0] [--count 60] [--minutes 20] [--files PART] [--out mutants.json]
+    python tools/mutants.py [--seed 0] [--count 60] [--minutes 20] [--files PART,…] [--out mutants.json]
 
 A seeded sample of small mistakes is made in a copy of the tree, one at a time, and the tests that should notice are
-run. A mutant is killed if one fails, timed out if they do not end, and survives otherwise. `--again FILE` tries the
-survivors of an earlier campaign once more, after a test was added. The working tree is never changed. The summary is
-one JSON object.
+run. A mutant is killed if one fails, timed out if they do not end, and survives otherwise. `--again FILE …` takes over
+what earlier campaigns found, and tries their survivors once more, after a test was added. The working tree is never
+changed. The summary is one JSON object.
 
 What options are set to by default, texts and what is raised are left alone: those are choices, not behaviour.
 """
@@ -26,7 +26,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -87,6 +87,14 @@ TESTS: dict[str, tuple[str, ...]] = {
     "methods/s_prompts": ("test_methods_online", "test_domains"),
     "methods/dualprompt_pool": ("test_methods_online", "test_online"),
     **{f"methods/{name}": (f"test_{name}", *lives(name)) for name in ("dualnet", "dynaer", "rpsnet", "supsup")},
+    "features": ("test_features",),
+    "run/predictions": ("test_predictions",),
+    "training/arrivals": ("test_online_streams", "test_online"),
+    "data/arrival": ("test_online_streams", "test_online"),
+    "data/thinning": ("test_online_streams",),
+    "data/streams/class_incremental": ("test_stream", "test_class_orders"),
+    "data/streams/domain": ("test_domains",),
+    **{f"data/streams/{name}": ("test_online_streams", "test_online") for name in ("blurry", "online")},
 }
 
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
@@ -110,6 +118,9 @@ EQUIVALENT = (
     ("run/checkpoint.py", 'partition("\\n")[0][:200]', "how much is told of what another library says"),
     ("prompts/bank.py", "[torch.empty(0)] * len(e_prompts)", "stands for keys where there are none"),
     ("prompts/bank.py", "nn.Parameter(torch.zeros(self.g_shape))", "drawn or loaded before it is used"),
+    ("data/streams/blurry.py", "zip(alone, stay, back, strict=True)", "all of a task are shuffled afterwards"),
+    ("methods/s_prompts.py", "torch.empty(0, 0, dtype=torch.int64)", "no columns, before there is a domain"),
+    ("methods/s_prompts.py", "self.columns.new_empty(0, 0)", "nobody restores a model without a domain"),
 )
 DROPPED = {"detach", "clone", "normalize", "contiguous", "abs", "square", "sqrt", "float", "flatten"}
 
@@ -295,29 +306,45 @@ def rooms(judged: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for each in judged:
         for name in (each["file"].removesuffix(".py").partition("/")[0], "all"):
             found.setdefault(name, Counter())[each["outcome"]] += 1
-    outcomes = ("killed", "timed out", "survived", "equivalent")
+    outcomes = ("killed", "timed out", "killed since", "equivalent", "survived")
     return [
         {"room": name, "mutants": own.total()} | {outcome: own[outcome] for outcome in outcomes}
         for name, own in sorted(found.items(), key=lambda pair: (pair[0] == "all", pair[0]))
     ]
 
 
-def campaign(mutants: list[Mutant], minutes: float, out: Path, facts: dict[str, Any]) -> dict[str, Any]:
-    """Judge mutants one after another until the time is over; what is known so far is in `out` all the time."""
+def found_again(old: dict[str, Any]) -> Mutant:
+    """Return a mutant of an earlier campaign in the file as it is now."""
+    now = mutants_of(old["file"], (ROOT / PACKAGE / old["file"]).read_bytes())
+    same = [each for each in now if (each.kind, each.before, each.after) == (old["kind"], old["before"], old["after"])]
+    if not same:
+        raise SystemExit(f"{old['file']} has no {old['before']!r} any more; leave that campaign out")
+    return min(same, key=lambda each: abs(each.line - old["line"]))
+
+
+def campaign(
+    mutants: list[Mutant], minutes: float, out: Path, facts: dict[str, Any], known: Sequence[dict[str, Any]] | None
+) -> dict[str, Any]:
+    """Judge mutants one after another until the time is over; what is known so far is in `out` all the time.
+
+    `known` is what earlier campaigns found, whose survivors these mutants are; None: there were none.
+    """
     preload()
-    deadline, judged, summary = time.monotonic() + 60 * minutes, [], facts
+    deadline, judged, summary = time.monotonic() + 60 * minutes, list(known or ()), facts
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         tree = Copy(Path(folder))
         for mutant in mutants:
-            if time.monotonic() > deadline:
+            late = time.monotonic() > deadline
+            if late and known is None:
                 break
             began = time.monotonic()
             tests = TESTS[mutant.file.removesuffix(".py")]
-            outcome, test = tree.judge(
-                mutant, tests if "methods" not in mutant.file else (*tests, "test_methods_contract")
-            )
+            tests = tests if "methods" not in mutant.file else (*tests, "test_methods_contract")
+            outcome, test = ("survived", "") if late else tree.judge(mutant, tests)  # as it did before
             took = round(time.monotonic() - began, 1)
             why = _equivalent(mutant) if outcome == "survived" else ""
+            if known is not None and outcome != "survived":
+                outcome = "killed since"
             facts_of = {"outcome": "equivalent" if why else outcome, "why": why, "test": test, "seconds": took}
             judged.append(asdict(mutant) | facts_of)
             what = f"{mutant.file}:{mutant.line} {mutant.kind}: {mutant.before!r} → {mutant.after!r}"
@@ -339,27 +366,34 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=60, help="mutants at most")
     parser.add_argument("--minutes", type=float, default=20)
-    parser.add_argument("--files", default="", help="only files whose name has this in it")
-    parser.add_argument("--again", type=Path, help="a summary whose survivors are tried again")
+    parser.add_argument("--files", default="", help="only files whose name has one of these in it, with commas")
+    parser.add_argument("--again", type=Path, nargs="+", help="summaries whose survivors are tried again")
     parser.add_argument("--out", type=Path, default=Path("mutants.json"))
     options = parser.parse_args()
     every = [
         mutant
         for name in sorted(TESTS)
-        if options.files in name
+        if any(part in name for part in options.files.split(","))
         for mutant in mutants_of(f"{name}.py", (ROOT / PACKAGE / f"{name}.py").read_bytes())
     ]
     chosen = random.Random(options.seed).sample(every, min(options.count, len(every)))
+    known, before = None, []
     if options.again:
-        old = json.loads(options.again.read_text())["mutants"]
-        chosen = [
-            Mutant(**{k: e[k] for k in Mutant.__annotations__})
-            for e in old
-            if e["outcome"] in ("survived", "timed out")
-        ]
+        before = [json.loads(path.read_text()) for path in options.again]
+        old = [each for summary in before for each in summary["mutants"]]
+        known, chosen = [], []
+        for each in old:
+            if each["outcome"] != "survived":
+                known.append(each)
+            elif why := _equivalent(mutant := found_again(each)):
+                known.append(each | {"outcome": "equivalent", "why": why})
+            else:
+                chosen.append(mutant)
     command = f"python tools/mutants.py --seed {options.seed} --count {options.count} --minutes {options.minutes:g}"
+    command += (f" --files {options.files}" if options.files else "") + (" --again …" if options.again else "")
     facts = {"command": command, "date": time.strftime("%Y-%m-%d"), "seed": options.seed, "possible": len(every)}
-    counts = campaign(chosen, options.minutes, options.out, facts).get("counts", {})
+    facts |= {"campaigns": [summary["command"] for summary in before]} if options.again else {}
+    counts = campaign(chosen, options.minutes, options.out, facts, known).get("counts", {})
     sys.stdout.write(json.dumps(counts) + "\n")
 
 

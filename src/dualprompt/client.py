@@ -14,13 +14,15 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 from dualprompt.errors import DualPromptError
 
 Image = str | Path | bytes
 POLL_SECONDS = 0.5
+MOST_BYTES = 64 * 2**20  # of an answer
+Found = TypeVar("Found")
 
 
 class RefusedError(DualPromptError):
@@ -35,9 +37,16 @@ class Client:
     """Asks one server; `token` is needed for whatever changes its model, `seconds` is how long an answer may take."""
 
     def __init__(self, url: str, token: str | None = None, seconds: float = 60.0) -> None:
-        place = urlsplit(url)
-        if place.scheme not in ("http", "https") or not place.hostname:
-            raise DualPromptError(f"'{url}' is no address of a server; give one as http://127.0.0.1:8000")
+        wrong = f"'{url}' is no address of a server; give one as http://127.0.0.1:8000"
+        try:
+            place = urlsplit(url)
+            right = place.scheme in ("http", "https") and place.hostname and place.port != 0
+        except ValueError:  # a port that is none
+            raise DualPromptError(wrong) from None
+        if not right:
+            raise DualPromptError(wrong)
+        if token is not None and not (token.isascii() and token.isprintable()):
+            raise DualPromptError("the token has characters that a header cannot show; give printable ASCII")
         self.url, self.token, self.seconds = url.rstrip("/"), token, seconds
         self._place = place
 
@@ -45,12 +54,13 @@ class Client:
         """Return what the model says of one image: its bytes, or a file's path."""
         query = {"top_k": top_k} | ({} if threshold is None else {"threshold": threshold})
         reply = self._ask("POST", f"/predict?{urlencode(query)}", _content(image), "image/*")
-        return reply["answers"][0]
+        return self._found(lambda: reply["answers"][0])
 
     def predict_many(self, images: Sequence[Image], top_k: int = 5) -> list[dict[str, Any]]:
         """Return what the model says of each image; one that cannot be read has `error` and `status` instead."""
         parts = [("images", f"{n}-{_name(image)}", _content(image)) for n, image in enumerate(images)]
-        return self._send(f"/predict?top_k={top_k}", parts)["answers"]
+        reply = self._send(f"/predict?top_k={top_k}", parts)
+        return self._found(lambda: reply["answers"])
 
     def teach(
         self, classes: Mapping[str, Iterable[Image]], name: str | None = None, *, again: bool = False
@@ -76,13 +86,14 @@ class Client:
         until = time.monotonic() + seconds
         while True:
             found = self.job(job["id"])
+            state, error = self._found(lambda found=found: (found["state"], found["error"]))
             seen(found)
-            if found["state"] == "failed":
-                raise DualPromptError(f"job {found['id']} failed: {found['error']}")
-            if found["state"] == "done":
+            if state == "failed":
+                raise DualPromptError(f"job {job['id']} failed: {error}")
+            if state == "done":
                 return found
             if time.monotonic() > until:
-                raise DualPromptError(f"job {found['id']} is not done after {seconds:.0f} s; it goes on at the server")
+                raise DualPromptError(f"job {job['id']} is not done after {seconds:.0f} s; it goes on at the server")
             time.sleep(POLL_SECONDS)
 
     def forget(self, *, task: int | None = None, label: str | None = None) -> dict[str, Any]:
@@ -96,6 +107,13 @@ class Client:
         """Return what the model knows."""
         return self._ask("GET", "/model")
 
+    def _found(self, look: Callable[[], Found]) -> Found:
+        """Return a part of an answer; it may come from anything that listens there."""
+        try:
+            return look()
+        except (LookupError, TypeError):
+            raise DualPromptError(f"{self.url} did not answer as a dualprompt server does; is it one?") from None
+
     def _send(self, path: str, parts: Sequence[tuple[str, str | None, bytes]]) -> Any:
         """Post a form of fields and files."""
         boundary = secrets.token_hex(16)
@@ -103,7 +121,7 @@ class Client:
         for field, filename, content in parts:
             named = "" if filename is None else f'; filename="{_quoted(filename)}"'
             head = f'--{boundary}\r\nContent-Disposition: form-data; name="{field}"{named}\r\n\r\n'
-            lines += [head.encode(), content, b"\r\n"]
+            lines += [head.encode(errors="backslashreplace"), content, b"\r\n"]
         body = b"".join([*lines, f"--{boundary}--\r\n".encode()])
         return self._ask("POST", path, body, f"multipart/form-data; boundary={boundary}")
 
@@ -117,7 +135,9 @@ class Client:
         try:
             made.request(method, f"{self._place.path.rstrip('/')}{path}", body, headers)
             reply = made.getresponse()
-            status, content = reply.status, reply.read()
+            status, content = reply.status, reply.read(MOST_BYTES + 1)
+            if len(content) > MOST_BYTES:
+                raise DualPromptError(f"{self.url} answered with more than {MOST_BYTES:,} bytes; is it one of ours?")
         except (OSError, http.client.HTTPException) as error:
             raise DualPromptError(f"{self.url} does not answer ({error or type(error).__name__})") from None
         finally:
@@ -128,7 +148,7 @@ class Client:
 def _read(url: str, status: int, content: bytes) -> Any:
     try:
         found = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise RefusedError(
             f"{url} answered with status {status} and no JSON; is it a dualprompt server?", status
         ) from None

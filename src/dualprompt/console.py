@@ -37,6 +37,7 @@ from dualprompt.progress import (
     Work,
     speaks,
 )
+from dualprompt.texts import visible
 
 
 def duration(seconds: float) -> str:
@@ -151,12 +152,12 @@ class Terminal(Progress):
         self.console = console or Console(stderr=True, quiet=not speaks())
         self._shown: dict[Work, TaskID] = {}
         self._bars = RichProgress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),  # names are no markup
             BarColumn(bar_width=24),
             _Rate(),
             TimeElapsedColumn(),
             _Left(self._guess),
-            TextColumn("{task.fields[remark]}", style="dim"),
+            TextColumn("{task.fields[remark]}", style="dim", markup=False),
             console=self.console,
             transient=True,
             disable=self.console.quiet or not self.console.is_terminal,
@@ -190,15 +191,15 @@ class Terminal(Progress):
             case Began(work):
                 start = int(work.done)
                 self._shown[work] = self._bars.add_task(
-                    words(event), total=work.total, completed=start, unit=work.unit, remark="", due=None
+                    visible(words(event)), total=work.total, completed=start, unit=work.unit, remark="", due=None
                 )
             case Advanced(work, done):
                 self._bars.update(self._shown[work], completed=done)
             case Remarked(work, remark):
                 left = None if isinstance(remark, Loss) else remark.left
                 due = None if left is None else time.monotonic() + left
-                self._bars.update(self._shown[work], remark=words(event), due=due)
+                self._bars.update(self._shown[work], remark=visible(words(event)), due=due)
             case Ended(work):
                 self._bars.remove_task(self._shown.pop(work))
             case _:
-                self.console.print(words(event), highlight=False, markup=False, soft_wrap=True)
+                self.console.print(visible(words(event)), highlight=False, markup=False, soft_wrap=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -42,6 +43,7 @@ MOST = "DUALPROMPT_FEATURES_GB"
 USUAL_MOST = "4"
 FILE = "features.safetensors"
 COMPUTED_BY = "dualprompt.training.feed"  # whose code, with all that it imports, decides features
+_TABLE = re.compile("[0-9a-f]{64}")  # the name of a table's folder: what is called otherwise is not ours
 _BUSY = "another process computes these features"
 
 Compute = Callable[[Tensor], Tensor]
@@ -117,7 +119,7 @@ class Shelf:
         dates, sizes = {}, {}
         for folder in self.root.iterdir():
             with contextlib.suppress(FileNotFoundError):  # another process makes room too
-                if folder.is_dir() and not folder.is_symlink():
+                if _TABLE.fullmatch(folder.name) and folder.is_dir() and not folder.is_symlink():
                     sizes[folder] = sum(path.lstat().st_size for path in folder.glob(f"*/{FILE}"))
                     dates[folder] = folder.stat().st_mtime
         own = sizes.pop(self.folder, 0)

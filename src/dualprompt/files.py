@@ -162,6 +162,14 @@ def regular(path: Path) -> Iterator[io.BufferedReader]:
         yield file
 
 
+def is_file(path: Path) -> bool:
+    """Return whether a file is there; one that nobody can look at, as its name is too long, is not."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
 def read_bytes(path: Path, most: int) -> bytes:
     """Return the content of a file as it is now; one of more than `most` bytes raises an OSError, before it is read."""
     with regular(path) as file:

@@ -14,6 +14,7 @@ from dualprompt.errors import DualPromptError
 MOST_YAML = 2**18  # bytes
 MOST_VALUES = 10_000  # of a YAML text, with every alias written out
 TOO_MANY = f"it holds more than {MOST_VALUES:,} values, with every alias written out"
+MOST_DIGITS = 400  # of a whole number; of more Python makes some in seconds, and cannot print them
 DEEPEST = 32  # levels of a YAML text, and of dotted keys
 
 
@@ -45,6 +46,8 @@ def _read_yaml(text: str) -> Any:
 
 def _count_values(node: yaml.Node, counts: dict[int, int]) -> int:
     """Return how many values a node stands for; a few aliases can stand for more than any memory holds."""
+    if isinstance(node, yaml.ScalarNode) and node.tag.endswith(":int") and len(node.value) > MOST_DIGITS:
+        raise ValueError(f"a number has more than {MOST_DIGITS} digits")
     if id(node) not in counts:
         counts[id(node)] = MOST_VALUES  # until it is known, so that an alias of what it is part of counts as too much
         inner = node.value if isinstance(node, yaml.CollectionNode) else []

@@ -30,6 +30,7 @@ from dualprompt.errors import DualPromptError
 from dualprompt.files import disk_errors, write_json
 from dualprompt.learner import Answer, ContinualLearner
 from dualprompt.model.saved import MODEL
+from dualprompt.texts import FORMULA, in_csv
 
 BATCH = 64  # pictures that are noted at once
 SETTLED = 2.0  # seconds without a change, after which a picture counts as written
@@ -300,6 +301,7 @@ def _kept(path: str) -> str:
 def _row(path: str, answer: Answer | None, problem: str) -> list[str]:
     now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     path = path.encode("utf-8", "backslashreplace").decode()
+    path = f"./{path}" if path.startswith(FORMULA) else path  # the same file, and no spreadsheet works it out
     if answer is None:
         return [now, path, "", "", "", "", "", problem]
     unsure = answer.label is None or answer.top[0].probability < UNSURE
@@ -312,7 +314,7 @@ def _csv(rows: Sequence[Sequence[str]], header: bool) -> bytes:
     writer = csv.writer(text, lineterminator="\n")
     if header:
         writer.writerow(COLUMNS)
-    writer.writerows(rows)
+    writer.writerows(map(in_csv, row) for row in rows)
     return text.getvalue().encode()
 
 

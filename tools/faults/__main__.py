@@ -11,6 +11,7 @@ pictures  small files that decode to many pixels, from several clients (--rounds
 crowd     silent, half-said, stalled and deaf connections, also where few files may be open.
 files     so many mutations (--files) of every kind of file that we read back.
 soak      a server under a mixed load for --minutes; only if it is named.
+loading   a model loaded so many times (--loads) in one process; only if it is named.
 
 Everything is seeded and bounded. The summary is one JSON object; the exit code is 1 if there was a problem.
 """
@@ -30,6 +31,7 @@ from tools.faults.disk import campaign_disk
 from tools.faults.files import campaign_files
 from tools.faults.folders import campaign_folders
 from tools.faults.kills import campaign_runs, campaign_server
+from tools.faults.loading import campaign_loading
 from tools.faults.pictures import campaign_pictures
 from tools.faults.requests import campaign_requests
 from tools.faults.requests import problems as problems_of_requests
@@ -39,27 +41,31 @@ from tools.faults.summary import publish
 from dualprompt.bench.load import demo_model
 from dualprompt.report.publication import check_target
 
+NAMED = ("soak", "loading")  # parts that are carried out only where they are named
 PARTS = ("requests", "kills", "disk", "folders", "pictures", "crowd", "files")
 
 
 def main() -> int:
     """Run the campaign; return 1 if anything went wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="*", default=list(PARTS), help=f"{', '.join(PARTS)} (default: all), soak")
+    parser.add_argument(
+        "what", nargs="*", default=list(PARTS), help=f"{', '.join(PARTS)} (default: these), {', '.join(NAMED)}"
+    )
     parser.add_argument("--files", type=int, default=2000, help="mutations of each kind of file")
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--kills", type=int, default=200, help="of runs, over all methods")
     parser.add_argument("--server-kills", type=int, default=50)
     parser.add_argument("--rounds", type=int, default=5, help="requests of each of four clients with costly pictures")
     parser.add_argument("--minutes", type=float, default=60, help="of soak")
+    parser.add_argument("--loads", type=int, default=100, help="of a model in one process")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--model", type=Path, help="a saved model (default: a small one with the embedded backbone)")
     parser.add_argument("--out", type=Path, help="also write the summary here")
     parser.add_argument("--publish", type=Path, help="tables for the docs; parts that are there and not run now stay")
     options = parser.parse_args()
     check_target(options.publish)
-    if strange := set(options.what) - {*PARTS, "soak"}:
-        parser.error(f"unknown part '{min(strange)}'; choose from {', '.join(PARTS)}, soak")
+    if strange := set(options.what) - {*PARTS, *NAMED}:
+        parser.error(f"unknown part '{min(strange)}'; choose from {', '.join((*PARTS, *NAMED))}")
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
@@ -90,6 +96,7 @@ def main() -> int:
             "folders": lambda: campaign_folders(source(), folder),
             "pictures": lambda: campaign_pictures(source(), folder, options.rounds),
             "crowd": lambda: campaign_crowd(source(), folder),
+            "loading": lambda: campaign_loading(source(), folder, options.loads),
             "soak": lambda: campaign_soak(source(), folder, options.minutes, options.out),
         }
         for name, campaign in campaigns.items():

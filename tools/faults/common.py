@@ -153,9 +153,16 @@ def left_over(model: Path) -> list[str]:
     return [str(path.relative_to(model)) for path in (model / ".serve" / "jobs").rglob("*") if path.is_file()]
 
 
+def memory_mb(process: Path) -> float:
+    """Return what a process, by its folder in /proc, holds of the memory now."""
+    status = dict(line.split(":", 1) for line in (process / "status").read_text().splitlines())
+    return int(status["VmRSS"].split()[0]) / 1024
+
+
 def tested(file: str, *options: str, **environment: str) -> dict[str, Any]:
     """Run a file of our tests; return its summary, and what failed."""
-    command = [sys.executable, "-m", "pytest", str(TESTS / file), "-n0", "-q", *options]
+    # The project's options have a -q already; a second would take pytest's summary away.
+    command = [sys.executable, "-m", "pytest", str(TESTS / file), "-n0", *options]
     began = time.monotonic()
     done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=False)
     lines = done.stdout.strip().splitlines()

@@ -13,11 +13,11 @@ from typing import Any
 
 import httpx
 import numpy as np
-from tools.faults.common import Server, copied, ended, lesson
+from tools.faults.common import Server, copied, ended, lesson, memory_mb
 
 from dualprompt.bench.load import picture
 
-# What a quantity may drift over the whole time and still be called flat.
+# What a quantity may drift over the whole time before that is called growing or falling.
 TOLERANCE = {"memory_mb": 25.0, "descriptors": 5.0, "threads": 3.0, "p50_ms": 20.0, "p95_ms": 60.0}
 WARM_UP = 0.1  # share of the time that is left out: caches fill
 SHORTEST = 1 / 6  # hours that must be observed to tell growth from warming up
@@ -74,8 +74,7 @@ def campaign_soak(source: Path, folder: Path, minutes: float, out: Path | None) 
         if not server.alive:
             load.problems.append("the server is gone")
         strays = server.strays()
-    hours = [each.minute / 60 for each in samples]
-    verdicts = {name: verdict(hours, [getattr(each, name) for each in samples], TOLERANCE[name]) for name in TOLERANCE}
+    verdicts = verdicts_of([asdict(each) for each in samples])
     grown = [f"{name}: {told}" for name, told in verdicts.items() if told.startswith("grows")]
     strange = [f"a file outside: {name}" for name in strays]
     return {
@@ -90,8 +89,14 @@ def campaign_soak(source: Path, folder: Path, minutes: float, out: Path | None) 
     }
 
 
+def verdicts_of(samples: list[dict[str, Any]]) -> dict[str, str]:
+    """Return what samples say of each quantity."""
+    hours = [each["minute"] / 60 for each in samples]
+    return {name: verdict(hours, [each[name] for each in samples], TOLERANCE[name]) for name in TOLERANCE}
+
+
 def verdict(hours: list[float], values: list[float], tolerance: float) -> str:
-    """Return whether a quantity is flat: its slope is within two standard errors, or its drift within the tolerance."""
+    """Return whether a quantity is flat (its slope is within two standard errors), or drifts, by little or by much."""
     skipped = int(np.ceil(WARM_UP * len(hours)))
     x, y = np.array(hours[skipped:]), np.array(values[skipped:], dtype=float)
     if len(x) < 4:
@@ -103,18 +108,19 @@ def verdict(hours: list[float], values: list[float], tolerance: float) -> str:
     told = f"{slope:+.1f} ± {error:.1f} an hour, {drift:+.1f} over the time observed"
     if x[-1] - x[0] < SHORTEST:
         return f"cannot be told in so short a time ({told})"
-    if abs(slope) <= 2 * error or abs(drift) <= tolerance:
+    if abs(slope) <= 2 * error:
         return f"flat ({told})"
+    if abs(drift) <= tolerance:
+        return f"drifts {'up' if slope > 0 else 'down'}, within {tolerance:g} ({told})"
     return f"{'grows' if slope > 0 else 'falls'} ({told})"
 
 
 def _sample(server: Server, load: Load, minute: float) -> Sample:
     assert server.process
     place = Path(f"/proc/{server.process.pid}")
-    status = dict(line.split(":", 1) for line in (place / "status").read_text().splitlines())
     load.latencies, waited = [], load.latencies
     half, most = (np.percentile(waited, share) for share in (50, 95)) if waited else (float("nan"), float("nan"))
-    memory, threads = int(status["VmRSS"].split()[0]) / 1024, int(status["Threads"])
+    memory, threads = memory_mb(place), len(list((place / "task").iterdir()))
     open_files = len(list((place / "fd").iterdir()))
     return Sample(
         round(minute, 2),

@@ -9,6 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from tools.faults.soak import verdicts_of
+
 from dualprompt import __version__
 from dualprompt.bench.machine import processor
 from dualprompt.files import write_json
@@ -57,6 +59,7 @@ def sheets(measured: dict[str, Any]) -> list[Sheet]:
     headings = (Column("how often"), Column("what came of it", right=False), Column("problems"), Column("date"))
     made = [Sheet("Faults", (Column("what was done", right=False), *headings), (tuple(lines),))]
     if soak := measured.get("soak"):
+        soak["verdicts"] = verdicts_of(soak["samples"])
         quarter = max(1, len(soak["samples"]) // 4)
         ends = (soak["samples"][:quarter], soak["samples"][-quarter:])
         rows = []
@@ -65,7 +68,19 @@ def sheets(measured: dict[str, Any]) -> list[Sheet]:
             rows.append((shown, *means, soak["verdicts"][key]))
         columns = (Column("mean of", right=False), Column("first quarter"), Column("last quarter"))
         made.append(Sheet("Soak", (*columns, Column("over the time", right=False)), (tuple(rows),)))
+        made.append(over_time(soak["samples"]))
     return made
+
+
+def over_time(samples: list[dict[str, Any]]) -> Sheet:
+    """Return the means of each sixth of a soak."""
+    size = -(-len(samples) // 6)
+    rows = []
+    for part in (samples[start : start + size] for start in range(0, len(samples), size)):
+        means = [f"{sum(each[key] for each in part) / len(part):.1f}" for key in UNITS]
+        rows.append((f"{part[0]['minute']:.0f} to {part[-1]['minute']:.0f}", *means))
+    columns = (Column("minutes", right=False), *(Column(shown) for shown in UNITS.values()))
+    return Sheet("Soak, over time", columns, (tuple(rows),))
 
 
 def _requests(part: dict[str, Any]) -> list[Row]:
@@ -134,6 +149,15 @@ def _soak(part: dict[str, Any]) -> list[Row]:
     ]
 
 
+def _loading(part: dict[str, Any]) -> list[Row]:
+    before, after = part["before"], part["after"]
+    told = f"{before['objects']:,} Python objects before, {after['objects']:,} after; {after['tensors']} tensors"
+    memory = (
+        f"{before['memory_mb']} MB before, {after['memory_mb']} after, {part['given_back_mb']} given back when asked"
+    )
+    return [("loads of a model in one process", f"{part['loads']}", f"{told}; {memory}")]
+
+
 TOLD: dict[str, Callable[[dict[str, Any]], list[Row]]] = {
     "requests": _requests,
     "kills": _kills,
@@ -143,4 +167,5 @@ TOLD: dict[str, Callable[[dict[str, Any]], list[Row]]] = {
     "crowd": _crowd,
     "files": _files,
     "soak": _soak,
+    "loading": _loading,
 }

@@ -264,16 +264,18 @@ def emit(options: argparse.Namespace, value: Any, *tables: Table | str) -> None:
         return
     from rich.console import Console
 
+    from dualprompt.report.sheet import Harmless
     from dualprompt.report.tables import wide
+    from dualprompt.texts import visible
 
     console = Console()
     if not console.is_terminal:
         console = Console(width=wide(*(table for table in tables if not isinstance(table, str))))
     for table in tables:
         if isinstance(table, str):
-            console.print(table, markup=False, emoji=False, highlight=False, soft_wrap=True)
+            console.print(visible(table), markup=False, emoji=False, highlight=False, soft_wrap=True)
         else:
-            console.print(table)
+            console.print(Harmless(table))
 
 
 def to_width(draw: Callable[[bool], Table]) -> Table:

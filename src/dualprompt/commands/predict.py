@@ -123,6 +123,8 @@ def write_csv(answers: Sequence[Answer]) -> None:
     """Print one line an image."""
     import csv
 
+    from dualprompt.texts import in_csv
+
     writer = csv.writer(sys.stdout, lineterminator="\n")
     most = max((len(answer.top) for answer in answers), default=0)
     ranks = [f"{word}_{n + 1}" for n in range(most) for word in ("label", "probability")]
@@ -130,4 +132,4 @@ def write_csv(answers: Sequence[Answer]) -> None:
     for a in answers:
         top = [cell for score in a.top for cell in (score.label, f"{score.probability:.6f}")]
         sure = "" if a.label is None else f"{a.probability:.6f}"  # of no class that is not named beside it
-        writer.writerow([a.path, a.label or "", sure, a.task or "", f"{a.similarity:.6f}", *top])
+        writer.writerow(map(in_csv, (a.path or "", a.label or "", sure, a.task or "", f"{a.similarity:.6f}", *top)))

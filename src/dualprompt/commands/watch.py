@@ -20,7 +20,8 @@ Each picture is labelled once, when it has not changed for 2 seconds. Rows are a
 current folder unless --to names another. With --sort, copies go into folders named like the labels, beside a
 labels.csv. Originals are never moved or changed. What was labelled is kept beside the CSV file (.NAME.watch), so the
 watch goes on where it was stopped or killed. Pictures that cannot be read get one row, with the reason. An answer is
-unsure where it is none of these, or below 50 %; the share of them is kept for each day.
+unsure where it is none of these, or below 50 %; the share of them is kept for each day. What a spreadsheet would work
+out (=, +, -, @) has an apostrophe before it, and a path ./ instead.
 
 examples:
   dualprompt watch my-model inbox

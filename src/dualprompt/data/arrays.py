@@ -12,6 +12,7 @@ from typing import IO
 
 import numpy as np
 
+MOST_LETTER = 0x10FFFF  # of Unicode
 # What zipfile and NumPy raise on broken archives.
 BROKEN = (
     OSError,
@@ -44,7 +45,14 @@ def read_arrays(file: IO[bytes], most: int) -> dict[str, np.ndarray]:
                     raise ValueError(f"'{member.filename}' says that it is larger than it is")
     file.seek(0)
     with np.load(file, allow_pickle=False) as arrays:
-        return {key: arrays[key] for key in arrays.files}
+        found = {key: arrays[key] for key in arrays.files}
+    for key, values in found.items():
+        if values.dtype.kind == "U" and values.nbytes:
+            letters = np.frombuffer(values.tobytes(), f"{values.dtype.str[0]}u4")
+            # Python cannot make a text of others, and none of these can be written.
+            if (letters > MOST_LETTER).any() or ((letters >= 0xD800) & (letters < 0xE000)).any():
+                raise ValueError(f"'{key}' has letters that there are not")
+    return found
 
 
 def write_arrays(file: IO[bytes], arrays: Mapping[str, np.ndarray]) -> None:

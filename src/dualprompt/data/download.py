@@ -99,6 +99,9 @@ def _download(remote: Remote, target: Path, progress: Progress) -> None:
 def _transfer(url: str, size: int | None, partial: Path, progress: Progress) -> None:
     """Append to `partial` what it lacks of `url`; start anew where that is not possible."""
     done = partial.stat().st_size if partial.is_file() else 0
+    if partial.is_symlink():
+        partial.unlink()  # nothing is written through a link that somebody put there
+        done = 0
     memory = _remembered(partial)
     if memory.get("url") != url or (size is not None and done > size):
         done = 0  # what lies there belongs to another mirror or another file
@@ -194,12 +197,13 @@ def _memory(partial: Path) -> Path:
     return partial.with_name(partial.name + ".json")
 
 
-def _remembered(partial: Path) -> dict[str, Any]:
+def _remembered(partial: Path) -> dict[str, str]:
     """Return where the bytes in `partial` came from, as far as it is known."""
+    memory: Any = {}
     with contextlib.suppress(OSError, ValueError):
         memory = parse_json(read_bytes(_memory(partial), MOST_JSON))
-        return memory if isinstance(memory, dict) else {}
-    return {}
+    values = memory.items() if isinstance(memory, dict) else ()
+    return {key: value for key, value in values if isinstance(value, str) and value.isascii() and value.isprintable()}
 
 
 def _forget(partial: Path) -> None:

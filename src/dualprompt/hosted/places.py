@@ -7,6 +7,7 @@ number alone, never by a name that a file tells.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import stat
@@ -33,6 +34,8 @@ def make_own(folder: Path) -> None:
     with disk_errors(folder):
         if not folder.is_symlink():
             folder.mkdir(exist_ok=True)
+            with contextlib.suppress(PermissionError):  # somebody else's, who let us write there
+                folder.chmod(0o700)  # people's pictures lie there
         strange = next(_strange(folder), None)
     if strange is not None:
         remedy = f"look what it is, remove {folder}, and serve again"

@@ -157,6 +157,9 @@ class Guard:
 
     def _check(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
+        if "content-length" in headers and "transfer-encoding" in headers:
+            # A proxy before us may believe the one where we believe the other: what follows would be another's request.
+            raise Refusal(400, "a request has one length", {"Connection": "close"})
         self.rules.check_origin(scope["method"], headers)
         check_route(scope["app"], scope)
         self.rules.check_token(scope["method"], scope["path"], headers)

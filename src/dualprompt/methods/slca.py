@@ -89,7 +89,6 @@ class SLCA(FineTune[SLCAConfig]):
         self.statistics.add(features, task, generator)
         if task.index == 0 or not self.config.align_epochs:
             return
-        tasks = len(self.statistics.means)
         rows = align(
             list(self.head.weight),
             list(self.head.bias),
@@ -98,8 +97,7 @@ class SLCA(FineTune[SLCAConfig]):
             self.config.align_epochs,
             self.config.align_lr,
             self.config.align_samples,
-            # Features drift, and old ones more: their means are taken back by up to a tenth.
-            [0.9 + 0.1 * (number + 1) / tasks for number in range(tasks)],
+            shares_of_means(len(self.statistics.means)),
             self.config.logit_norm,
         )
         self.head.restore(*rows, train_old=not self.masked)
@@ -110,3 +108,8 @@ class SLCA(FineTune[SLCAConfig]):
         self.trained_weight.restore(numbered(state, "trained_weight"))
         self.trained_bias.restore(numbered(state, "trained_bias"))
         self.statistics.restore(below("statistics.", state))
+
+
+def shares_of_means(tasks: int) -> list[float]:
+    """Return what each task's means are multiplied by: features drift, old ones more, by up to a tenth."""
+    return [0.9 + 0.1 * (number + 1) / tasks for number in range(tasks)]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from dualprompt.texts import in_markdown
+
 
 def text(info: dict[str, Any]) -> str:
     """Return the model card of what `ContinualLearner.info` says."""
@@ -34,7 +36,7 @@ def text(info: dict[str, Any]) -> str:
         names = ", ".join(map(_cell, task["classes"]))
         measured = f"{task['images']} | {accuracy} | {_cell(prompts)}"
         lines.append(
-            f"| {task['id']} | {_cell(task['name'])} | {task['learned']} | {names} | {measured} "
+            f"| {task['id']} | {_cell(task['name'])} | {_cell(task['learned'])} | {names} | {measured} "
             f"| {task['bytes']:,} bytes |"
         )
     lines += [
@@ -46,8 +48,8 @@ def text(info: dict[str, Any]) -> str:
         "",
         "# What it is made of",
         "",
-        f"The frozen backbone `{_called(backbone['name'])}` ({backbone['parameters']:,} parameters, SHA-256 "
-        f"`{backbone['sha256']}`, licence: {backbone['licence']}). It is not in this folder.",
+        f"The frozen backbone `{_cell(_called(backbone['name']))}` ({backbone['parameters']:,} parameters, SHA-256 "
+        f"`{backbone['sha256']}`, licence: {_cell(str(backbone['licence']))}). It is not in this folder.",
         "",
         f"This folder holds {info['bytes']:,} bytes: the prompts and keys, the mean of each class's features and their "
         "covariance within each task, the classifier's rows, and how sure the model was of each held-out image. "
@@ -71,7 +73,8 @@ def _called(backbone: str) -> str:
 
 
 def _cell(name: str) -> str:
-    return name.replace("|", "\\|").replace("\n", " ")
+    """Return a name, which a stranger may have chosen: it is no HTML, no link and no picture."""
+    return in_markdown(name).replace("[", "\\[")
 
 
 def _threshold(info: dict[str, Any]) -> str:

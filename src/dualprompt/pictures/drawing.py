@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dualprompt.files import atomic, write_text
-from dualprompt.pictures.kinds import INK, PAPER, Picture, Points
+from dualprompt.pictures.kinds import INK, LABEL, PAPER, Picture, Points, shortened
+from dualprompt.texts import in_csv
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TITLE = 10  # points
+LONGEST_TITLE = 240  # letters; the rest of one from a stranger's file would leave the picture no room
 STYLE = {
     "svg.fonttype": "none",  # text stays text: small, searchable, sharp
     "svg.hashsalt": "dualprompt",  # the same picture gives the same file
@@ -51,9 +53,9 @@ def figure_of(*pictures: Picture) -> Figure:
                 ax.spines[side].set_visible(False)
             picture.draw(ax)
             if not isinstance(picture, Points):
-                ax.set_xlabel(picture.x, parse_math=False)
-                ax.set_ylabel(picture.y, parse_math=False)
-            title = _folded(picture.title, 72 * picture.size[0] - 12)
+                ax.set_xlabel(shortened(picture.x, LABEL), parse_math=False)
+                ax.set_ylabel(shortened(picture.y, LABEL), parse_math=False)
+            title = _folded(shortened(picture.title, LONGEST_TITLE), 72 * picture.size[0] - 12)
             part.suptitle(title, fontsize=TITLE, parse_math=False)
     return figure
 
@@ -105,5 +107,7 @@ def as_csv(rows: Sequence[dict[str, Any]]) -> str:
     out = io.StringIO()
     writer = csv.DictWriter(out, list(rows[0]))
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows(
+        {key: in_csv(each) if isinstance(each, str) else each for key, each in row.items()} for row in rows
+    )
     return out.getvalue()

@@ -11,7 +11,8 @@ import numpy as np
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-LONGEST_NAME = 1000  # letters; a figure grows with its names
+LONGEST_NAME = 1000  # letters of a name that is read from a file
+TICK, LABEL = 24, 60  # letters of a name that are drawn: longer ones would leave the picture no room
 COLOUR_MAPS = ("YlGnBu", "RdBu_r")
 MARKERS = ("o", "x")
 LEGEND_COLUMNS = 5
@@ -47,7 +48,7 @@ class Grid:
     @property
     def size(self) -> tuple[float, float]:
         """Width and height in inches."""
-        names = 0.07 * max(map(len, self.rows))
+        names = 0.07 * max(min(len(name), TICK) for name in self.rows)
         return 1.5 + names + 0.52 * min(len(self.columns), CELLS), 1.5 + 0.42 * min(len(self.rows), CELLS)
 
     def data(self) -> list[dict[str, Any]]:
@@ -92,7 +93,7 @@ class Grid:
                     if around is not None:
                         ax.text(column, row + 0.24, f"± {around:.{self.digits}f}", fontsize=6.5, **style)
         else:
-            bar = ax.figure.colorbar(picture, ax=ax, label=self.unit, shrink=0.9)
+            bar = ax.figure.colorbar(picture, ax=ax, label=shortened(self.unit, LABEL), shrink=0.9)
             if bar.solids is not None:
                 bar.solids.set_rasterized(True)  # 256 steps of colour are one picture, not 256 shapes
         from matplotlib.patches import Rectangle
@@ -101,7 +102,7 @@ class Grid:
             ax.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor="#d9480f", linewidth=2.2))
         for axis, names in ((ax.xaxis, self.columns), (ax.yaxis, self.rows)):
             places = range(0, len(names), -(-len(names) // 20))
-            axis.set_ticks(list(places), [_shortened(names[i]) for i in places], parse_math=False)
+            axis.set_ticks(list(places), [shortened(names[i]) for i in places], parse_math=False)
         for side in ax.spines.values():
             side.set_visible(False)
         ax.tick_params(length=0)
@@ -124,7 +125,7 @@ class Map:
     @property
     def size(self) -> tuple[float, float]:
         """Width and height in inches."""
-        names = 0.07 * max(min(len(name), 24) for name in self.rows)
+        names = 0.07 * max(min(len(name), TICK) for name in self.rows)
         across = min(0.5 * len(self.columns), 2 + 0.06 * min(len(self.columns), 50))
         return 2.6 + names + across, 1.8 + 0.2 * min(len(self.rows), 22)
 
@@ -142,14 +143,14 @@ class Map:
         picture = ax.imshow(
             np.where(values > 0, values, np.nan), cmap="YlGnBu", norm=norm, aspect="auto", interpolation="none"
         )
-        bar = ax.figure.colorbar(picture, ax=ax, label=self.unit, shrink=0.9)
+        bar = ax.figure.colorbar(picture, ax=ax, label=shortened(self.unit, LABEL), shrink=0.9)
         if bar.solids is not None:
             bar.solids.set_rasterized(True)
         for column in self.rules:
             ax.axvline(column - 0.5, color="#d9480f", linestyle=(0, (4, 3)), linewidth=1.1)
         for axis, names, most in ((ax.xaxis, self.columns, 10), (ax.yaxis, self.rows, 22)):
             places = range(0, len(names), -(-len(names) // most))
-            axis.set_ticks(list(places), [_shortened(names[i]) for i in places], parse_math=False)
+            axis.set_ticks(list(places), [shortened(names[i]) for i in places], parse_math=False)
         if max(map(len, self.columns)) > 4:
             ax.tick_params(axis="x", labelrotation=35)
             for text in ax.get_xticklabels():
@@ -195,7 +196,7 @@ class Lines:
     @property
     def _columns(self) -> int:
         """How many names a line of the legend has room for."""
-        longest = max(len(line.name) for line in self.lines)
+        longest = max(min(len(line.name), LABEL) for line in self.lines)
         return max(1, min(3, len(self.lines), int(4.4 / (0.45 + 0.075 * longest))))
 
     def data(self) -> list[dict[str, Any]]:
@@ -215,15 +216,15 @@ class Lines:
     def draw(self, ax: Axes) -> None:
         """Draw the lines and their bars; those of several lines stand beside each other."""
         for number, line in enumerate(self.lines):
-            colour = COLOURS[number % len(COLOURS)]
+            colour, name = COLOURS[number % len(COLOURS)], shortened(line.name, LABEL)
             y, spread = np.array(line.y), None if line.spread is None else np.array(line.spread, dtype=float)
             if line.level:
-                ax.axhline(line.y[0], color=colour, linestyle=(0, (5, 2)), linewidth=1.6, label=line.name)
+                ax.axhline(line.y[0], color=colour, linestyle=(0, (5, 2)), linewidth=1.6, label=name)
                 if spread is not None:
                     ax.axhspan(y[0] - spread[0], y[0] + spread[0], color=colour, alpha=0.12, linewidth=0)
                 continue
             width = 1.6 if self.joined else 0
-            ax.plot(line.x, line.y, marker="o", markersize=4, linewidth=width, color=colour, label=line.name)
+            ax.plot(line.x, line.y, marker="o", markersize=4, linewidth=width, color=colour, label=name)
             if spread is not None:
                 aside = min(0.05, 0.3 / len(self.lines)) * (number - (len(self.lines) - 1) / 2)
                 bars = {"ecolor": colour, "elinewidth": 1.0, "capsize": 2.5, "alpha": 0.8}
@@ -237,7 +238,8 @@ class Lines:
             ax.set_ylim(low - lacking, min(high + lacking, 102))  # no share is above 100 %, but bars may be
         ticks = sorted({x for line in self.lines if not line.level for x in line.x})
         if self.places:
-            ax.set_xticks(range(len(self.places)), self.places, rotation=35 if len(self.places) > 6 else 0, ha="center")
+            names = [shortened(place) for place in self.places]
+            ax.set_xticks(range(len(names)), names, rotation=35 if len(names) > 6 else 0, ha="center")
         elif self.whole and ticks:
             ax.set_xticks(ticks[:: -(-len(ticks) // 20)])
         ax.grid(axis="y", color=QUIET, alpha=0.3)
@@ -303,7 +305,7 @@ class Points:
             side.set_visible(True)
         handles = [
             Line2D([], [], color=colour if isinstance(colour, str) else shade(colour), marker=marker, linestyle="",
-                   markersize=4.5, markeredgewidth=0.8, label=name)
+                   markersize=4.5, markeredgewidth=0.8, label=shortened(name, LABEL))
             for name, colour, marker in self._legend()
         ]  # fmt: skip
         legend = ax.legend(
@@ -343,6 +345,8 @@ def whole(picture: Grid | Lines | Points) -> Picture:
         for values in (picture.values, *([] if picture.spread is None else [picture.spread])):
             if not all(shape) or (len(values), *{len(row) for row in values}) != shape:
                 raise ValueError("a grid has a number for each row and column")
+        if all(value is None for row in picture.values for value in row):
+            raise ValueError("a grid has a number in one cell at least")
         if not 0 <= picture.digits <= 6 or picture.colours not in COLOUR_MAPS:
             raise ValueError(f"a grid has 0 to 6 digits, and the colours {' or '.join(COLOUR_MAPS)}")
         if any(len(cell) != 2 or not (0 <= cell[0] < shape[0] and 0 <= cell[1] < shape[1]) for cell in picture.framed):
@@ -380,5 +384,6 @@ def signed(text: str) -> str:
     return re.sub(r"(?<![\w.\-–—])-(?=\d)", "−", text)
 
 
-def _shortened(name: str) -> str:
-    return name if len(name) <= 24 else f"{name[:23]}…"
+def shortened(name: str, most: int = TICK) -> str:
+    """Return as much of a name as there is room for."""
+    return name if len(name) <= most else f"{name[: most - 1]}…"

@@ -177,6 +177,8 @@ def _value(value: Any, field: str) -> str:
     if not isinstance(found, str | int | float):
         raise ValueError(f"'{path}' is no single value")
     try:
+        if re.search("[0-9]{4}", form):
+            raise ValueError("nobody reads so many digits")
         return format(found, form)
     except ValueError:
         raise ValueError(f"'{path}' is {found!r:.40}, which has no format '{form}'") from None

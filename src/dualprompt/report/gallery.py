@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
+from pydantic import TypeAdapter
 
 from dualprompt.backbones.weights import CheckpointInfo
 from dualprompt.data.gallery import spread
@@ -138,7 +139,11 @@ def _explained(base: Evaluated, best: Evaluated, methods: int) -> str:
 def _stream(run: Run, progress: Progress) -> Stream:
     """Return the images of a run as it saw them, if they are still the same."""
     manifest, config = run.manifest(), run.config()
-    store = view_of(config, CheckpointInfo(**manifest["backbone"])).store
+    try:
+        info: CheckpointInfo = TypeAdapter(CheckpointInfo).validate_python(manifest["backbone"])
+        store = view_of(config, info).store
+    except ValueError:
+        raise DualPromptError(f"{run.manifest_path} is damaged (it has no whole backbone); restore it") from None
     stream = build_stream(config.benchmark, config.seed, store, progress)
     if stream.fingerprint != manifest["identity"]["data"]:
         raise DualPromptError("the images have changed since the run was made")

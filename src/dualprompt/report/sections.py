@@ -11,6 +11,7 @@ import yaml
 
 from dualprompt.data.stream import drawn_by_run, outline
 from dualprompt.errors import DualPromptError
+from dualprompt.files import is_file
 from dualprompt.progress import SILENT, Progress
 from dualprompt.report import figures, gallery, more, study_files
 from dualprompt.report.page import Code, Drawn, Item, Photo, Section, Shown, Text
@@ -230,7 +231,7 @@ def of_study(folder: Path, name: str) -> Section:
     items += [Drawn(f"{name}-{key}" if key != name else key, picture) for key, picture in drawings]
     items += [Photo(folder / file, caption) for file, caption in value.photos.items()]
     folders = list(dict.fromkeys(run for row in value.rows for run in row.runs))
-    there = [run for path in folders if (run := Run(Path(path))).finished]
+    there = [run for path in folders if is_file((run := Run(Path(path))).result_path)]
     if there:
         items += [*_environment(there[:1]), Code(f"all {len(folders)} runs", "\n".join(folders))]
     return Section(name, value.title, items)

@@ -6,8 +6,13 @@ import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markup import escape
+from rich.measure import Measurement
+from rich.segment import Segment
 from rich.table import Table
+
+from dualprompt.texts import in_markdown, visible
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,22 @@ class Sheet:
     remarks: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Harmless:
+    """A table on a terminal, to which the names in it can say nothing."""
+
+    table: Table
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield what the table is drawn with."""
+        for part in console.render(self.table, options):
+            yield part if part.control else Segment(visible(part.text), part.style)
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        """Return how wide it is."""
+        return Measurement.get(console, options, self.table)
+
+
 def as_rich(sheet: Sheet, brief: bool = False) -> Table:
     """Return a sheet for the terminal, with a rule between groups; `brief` leaves out the lesser columns."""
     shown = [number for number, column in enumerate(sheet.columns) if not (brief and column.lesser)]
@@ -47,7 +68,7 @@ def as_markdown(sheet: Sheet) -> str:
     """Return a sheet as GitHub reads it; groups follow each other."""
 
     def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+        return "| " + " | ".join(map(in_markdown, cells)) + " |"
 
     head = [line([column.heading for column in sheet.columns])]
     head.append(line(["--:" if column.right else "---" for column in sheet.columns]))

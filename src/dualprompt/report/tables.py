@@ -13,8 +13,9 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from dualprompt.metrics import mean_and_deviation
-from dualprompt.report.sheet import Column, Sheet, as_rich
+from dualprompt.report.sheet import Column, Harmless, Sheet, as_rich
 from dualprompt.report.verdict import two_errors
+from dualprompt.texts import in_csv
 
 Result = dict[str, Any]
 ABSENT = "–"
@@ -168,7 +169,8 @@ def headline_csv(results: Sequence[Result]) -> str:
     writer.writerow(["method", "selection", "benchmark", "backbone", "recipe", "seed", *keys, "trained_parameters"])
     for r in results:
         about = [r[key] for key in ("selection", "benchmark", "backbone", "recipe", "seed")]
-        writer.writerow([r.get("line", r["method"]), *about, *map(r.get, keys), r["parameters"]["trained"]])
+        names = [in_csv(each) if isinstance(each, str) else each for each in (r.get("line", r["method"]), *about)]
+        writer.writerow([*names, *map(r.get, keys), r["parameters"]["trained"]])
     return out.getvalue()
 
 
@@ -192,6 +194,6 @@ def text(*tables: Table) -> str:
     """Return tables as plain text, as wide as they need to be."""
     console = Console(file=io.StringIO(), width=wide(*tables), color_system=None)
     for table in tables:
-        console.print(table)
+        console.print(Harmless(table))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()

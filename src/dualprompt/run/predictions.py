@@ -180,6 +180,8 @@ def read(path: Path) -> Predictions:
 def _column(values: np.ndarray, kinds: str) -> np.ndarray:
     if values.dtype.kind not in kinds:
         raise ValueError(f"a column is of another type, {values.dtype}")
+    if not values.ndim:
+        raise ValueError("a column is one value")
     return values if kinds == "U" else values.astype(np.float32 if kinds == "f" else np.int64)
 
 

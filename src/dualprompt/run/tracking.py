@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol
 
 from dualprompt.config import flat
 from dualprompt.errors import DualPromptError
-from dualprompt.files import digest, write_text
+from dualprompt.files import digest, read_bytes, write_text
 from dualprompt.metrics import summarise
 from dualprompt.progress import Progress
 from dualprompt.run.folder import Run
@@ -162,6 +162,13 @@ def _numbers(values: dict[str, Any], names: Sequence[str]) -> dict[str, float]:
     return {name: values[name] for name in names if values[name] is not None}
 
 
+def _number(path: Path) -> int:
+    try:
+        return int(read_bytes(path, 100))
+    except (OSError, ValueError):
+        raise DualPromptError(f"{path} is damaged (it holds no number); delete it, and W&B is told all again") from None
+
+
 class _TensorBoard:
     """Event files in the run's folder: `tensorboard --logdir RUNS` shows all runs below it."""
 
@@ -228,7 +235,7 @@ class _WeightsAndBiases:
         self.count = run.folder / "wandb" / "lines.txt" if self.run.offline else None
         self.told = self.run.starting_step - 1
         if self.count is not None and self.count.is_file():
-            self.told = int(self.count.read_text(encoding="utf-8"))
+            self.told = _number(self.count)
         self.known: set[str] = set()
 
     def tell(self, point: Point) -> None:
