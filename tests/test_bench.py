@@ -69,6 +69,7 @@ def test_the_command_reports_rates_ratios_and_growth(
     assert found["growth"]["bytes_a_task"] == 4 * (prompts + key + rows)
     table = call("bench", *options).out
     assert "evaluate, both passes" in table
+    assert " % of the processor meanwhile" in table
     assert "prediction with 1,000 v 10 tasks" in table
 
 

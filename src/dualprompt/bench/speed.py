@@ -368,6 +368,8 @@ def tables(found: dict[str, Any]) -> list[Table]:
             f"{rate['ratio']:.2f} ×",
             f"{100 * rate['of_roofline']:.0f} %",
         )
+    if (others := found["others_percent"]) is not None:
+        speed.caption = f"others had {others:.0f} % of the processor meanwhile"
     growth = Table("as tasks add up", "")
     growth.add_row("training step of task 100 v task 1", f"{found['growth']['training_task_100_v_1_percent']:+.1f} %")
     growth.add_row(
