@@ -63,11 +63,13 @@ def test_the_command_reports_rates_ratios_and_growth(
     for rate in found["rates"]:
         assert rate["ratio"] == pytest.approx(rate["ours"] / rate["reference"])
     assert found["train_ratio"] == found["rates"][0]["ratio"]
+    assert 0 <= found["others_percent"] <= 100
     assert found["eval_ratio"] == found["rates"][2]["ratio"]
     prompts, key, rows = 3 * 2 * 20 * VIT.dim, VIT.dim, 10 * (VIT.dim + 1)
     assert found["growth"]["bytes_a_task"] == 4 * (prompts + key + rows)
     table = call("bench", *options).out
     assert "evaluate, both passes" in table
+    assert " % of the processor meanwhile" in table
     assert "prediction with 1,000 v 10 tasks" in table
 
 

@@ -271,3 +271,15 @@ def test_nobody_at_the_address(world: World, tmp_path: Path) -> None:
     assert "nothing listens at 127.0.0.1:1" in refused
     assert "ray start --head" in refused
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_cluster_that_does_not_start(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = pytest.importorskip("ray")
+
+    def late(*_: object, **__: object) -> None:
+        raise Exception("The current node timed out during startup.\nmore")  # as Ray does, no other class
+
+    monkeypatch.setattr(ray, "init", late)
+    options = ("--benchmark", world.preset, "--methods", "frozen-head", "--runs", tmp_path / "runs")
+    refused = call("table", "main", *options, "--ray").error
+    assert "cannot use the Ray cluster 'local': Exception: The current node timed out during startup." in refused

@@ -125,6 +125,7 @@ def test_evaluate_takes_a_run_or_a_model_and_says_which_it_wants(world: World, t
     assert call("run", world.preset, "--method", "simple-cil", "--no-baseline", "--out", run).code == 0
     taught = call("learn", model, world.images / "train", "--backbone", world.weights, "--method", "lda")
     assert taught.code == 0, taught.err
+    assert f"learned task 1 ('{world.images.name}')" in taught.out  # `train` says nothing of what lies in it
     assert "is a model: say on which images" in call("evaluate", model).error
     assert "is a run, evaluated on its own test images" in call("evaluate", run, world.images / "test").error
     assert "--record is for a model" in call("evaluate", run, "--record").error

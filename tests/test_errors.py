@@ -385,7 +385,7 @@ def test_a_loss_that_is_not_finite(world: World, out: Path) -> None:
 @pytest.mark.parametrize("words", ["--version", "list presets", "list presets --json"])
 def test_output_that_nobody_takes(words: str) -> None:
     """A full disk is an error; a reader that has gone is none of ours; a closed stdout is left alone."""
-    command = f"{sys.executable} -m dualprompt.cli {words}"
+    command = f"{sys.executable} -m dualprompt {words}"
 
     def end(how: str) -> tuple[int, str]:
         done = subprocess.run(["bash", "-o", "pipefail", "-c", f"{command} {how}"], stderr=subprocess.PIPE, text=True)

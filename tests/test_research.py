@@ -105,6 +105,9 @@ def test_prompts_logits_and_answers(world: World, tmp_path: Path) -> None:
     assert torch.equal(prompts.e[1], run.state()["bank.e_prompt.1"])
     assert prompts.keys is not None
     assert torch.equal(prompts.keys[0], run.state(0)["bank.task_key.0"])
+    assert repr(prompts) == (
+        "<prompts: g (1, 2, 2, 16) in layers (1,), e (2, 2, 2, 3, 16) in layers (2, 3), keys (2, 16)>"
+    )
     assert run.prompts(0).e.shape[0] == 1
     assert not torch.equal(run.prompts(0).g, prompts.g)
 

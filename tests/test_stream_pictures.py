@@ -89,6 +89,8 @@ def test_the_command_draws_streams(world: World, tmp_path: Path) -> None:
     assert other.code == 0, other.err
     assert "told" in other.out
     assert (tmp_path / "a.svg").read_bytes() != (tmp_path / "b.svg").read_bytes()
+    alone = call("data", "show", preset, "--stream", "--json").json
+    assert (alone["picture"], alone["tasks"][0]["classes"]) == (None, 6)  # drawn only where it is told
     both = call("data", "show", preset, world.preset, "--stream", "--out", tmp_path / "c.png", "--json")
     assert [Path(each["picture"]).name for each in both.json] == ["c-drawn.png", "c-tiny.png"]
     assert all(Path(each["picture"]).read_bytes()[1:4] == b"PNG" for each in both.json)

@@ -5,6 +5,7 @@ Every ratio is measured in one process, the two sides taking turns, on the same 
 
 from __future__ import annotations
 
+import os
 import statistics
 import tempfile
 import time
@@ -21,6 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from dualprompt.backbones import weights
 from dualprompt.backbones.vit import VisionTransformer
 from dualprompt.bench import reference
+from dualprompt.bench.machine import Meter, processor
 from dualprompt.config import RunConfig, TrainConfig, compose
 from dualprompt.data.specs import ImageSpec
 from dualprompt.errors import DualPromptError
@@ -116,14 +118,18 @@ class Bench:
         memory = {side.batch: side.peak_memory() for side in sides} if self.device.type == "cuda" else None
         compiling = time.perf_counter() - began
         self.plain.to(self.device)
+        meter = Meter(os.getpid())
         flops = self._matmul_rate()
         rates = [rate for side in sides for rate in side.rates(flops)]
+        others = meter.usage().others_share
         first = sides[0]
         return {
             "backbone": self.info.name,
             "input_size": self.plain.config.image_size,
             "device": torch.cuda.get_device_name() if self.device.type == "cuda" else f"{self.device.type}",
+            "processor": processor(),
             "threads": torch.get_num_threads(),
+            "others_percent": None if others is None else 100 * others,  # of all cores, while rates were measured
             "precision": str(self.dtype).removeprefix("torch."),
             "compiled": self.compiles,
             "first_steps_seconds": compiling,
@@ -362,6 +368,8 @@ def tables(found: dict[str, Any]) -> list[Table]:
             f"{rate['ratio']:.2f} ×",
             f"{100 * rate['of_roofline']:.0f} %",
         )
+    if (others := found["others_percent"]) is not None:
+        speed.caption = f"others had {others:.0f} % of the processor meanwhile"
     growth = Table("as tasks add up", "")
     growth.add_row("training step of task 100 v task 1", f"{found['growth']['training_task_100_v_1_percent']:+.1f} %")
     growth.add_row(

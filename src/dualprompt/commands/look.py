@@ -36,13 +36,15 @@ examples:
 
 DATA = """\
 `get` downloads a dataset, checks it, and goes on where it was stopped. `show` counts its images by class; with --out it
-also draws some of each class.
+also draws some of each class. Nothing is written otherwise.
 
 examples:
   dualprompt data get cifar100
   dualprompt data show mini
   dualprompt data show photos/january --out january.png
+  dualprompt data show si-blurry-mini --stream --out stream.svg
 """
+OUT = "for show: draw some images of each class; of several datasets FILE-NAME.png each; with --stream also .svg"
 
 
 def add(commands: Commands) -> None:
@@ -75,9 +77,7 @@ def add(commands: Commands) -> None:
     data.add_argument("--stream", action="store_true", help="show which classes of a preset's stream come when")
     data.add_argument("--seed", type=int, help="of --stream: the run's seed (default: 0)")
     data.add_argument("--root", type=Path, help="folder that holds the datasets (default: $DUALPROMPT_DATA)")
-    data.add_argument(
-        "--out", type=Path, metavar="FILE.png", help="for show: draw some images of each class; for --stream also .svg"
-    )
+    data.add_argument("--out", type=Path, metavar="FILE.png", help=OUT)
 
 
 def do_list(options: argparse.Namespace) -> None:
@@ -190,13 +190,14 @@ def do_data(options: argparse.Namespace) -> None:
             notices += [said["notice"]] if said["notice"] else []
         summaries.append(said)
     shown = (gallery.table(said) for said in summaries)
-    emit(options, summaries[0] if len(summaries) == 1 else summaries, *shown, *notices)
+    drawn = (f"picture: {said['gallery']}" for said in summaries if said["gallery"])
+    emit(options, summaries[0] if len(summaries) == 1 else summaries, *shown, *notices, *drawn)
 
 
 def show_streams(options: argparse.Namespace) -> None:
-    """Draw the streams of presets: which classes come when."""
+    """Show the streams of presets, and draw which classes come when."""
     from dualprompt.config import compose
-    from dualprompt.report.streams import draw_stream
+    from dualprompt.report.streams import describe_stream
 
     given = {"seed": options.seed, "benchmark.root": None if options.root is None else str(options.root)}
     overrides = options.overrides | {key: value for key, value in given.items() if value is not None}
@@ -204,10 +205,10 @@ def show_streams(options: argparse.Namespace) -> None:
         raise DualPromptError(f"--out: a picture of a stream is a .png or .svg, found '{options.out}'")
     said, tables = [], []
     for name in options.datasets:
-        path = options.out or Path(f"{Path(name).stem}-stream.png")
-        if options.out and len(options.datasets) > 1:
+        path: Path | None = options.out
+        if path is not None and len(options.datasets) > 1:
             path = path.with_name(f"{path.stem}-{Path(name).stem}{path.suffix}")
-        found, table = draw_stream(compose(name, None, overrides), path)
+        found, table = describe_stream(compose(name, None, overrides), path)
         said.append({"preset": name} | found)
         tables.append(table)
     emit(options, said[0] if len(said) == 1 else said, *tables)

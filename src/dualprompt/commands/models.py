@@ -74,7 +74,7 @@ def add(commands: Commands) -> None:
     about = "teach a model new classes from a folder; make it if there is none"
     learn = with_model("learn", do_learn, about, LEARN, overrides=True)
     learn.add_argument("folder", type=Path, help="holds one folder of images for each class")
-    learn.add_argument("--name", help="what the task is called (default: the folder's name)")
+    learn.add_argument("--name", help="what the task is called (default: the folder's name; of `train`, its parent's)")
     learn.add_argument("--again", action="store_true", help="learn known classes once more, as further experts")
     learn.add_argument("--compare-backbones", nargs="?", const="", metavar="A,B", help=COMPARE)
     images = learn.add_argument_group("its images")

@@ -99,7 +99,10 @@ def _pair(name: str, item: Any) -> tuple[Any, Any]:
         )
     if isinstance(item, tuple | list) and len(item) == 2:
         return item[0], item[1]
-    raise DualPromptError(f"dataset '{name}': an item is a pair (image, label); found {type(item)}")
+    raise DualPromptError(
+        f"dataset '{name}': an item is a pair (image, label), and a split (images, labels) or a Dataset; "
+        f"found {type(item).__name__} as an item"
+    )
 
 
 def pixels_of(name: str, images: Any) -> Sequence[np.ndarray] | np.ndarray:

@@ -37,8 +37,13 @@ def free_name(name: str | None, data: Data, tasks: Sequence[TaskInfo], number: i
         if name in taken:
             raise DualPromptError(f"a task is called '{name}' already; give this one another name")
         return name
-    said = Path(data).expanduser().resolve().name if isinstance(data, str | Path) else f"task {number}"
+    said = _of_folder(Path(data).expanduser().resolve()) if isinstance(data, str | Path) else f"task {number}"
     return next(each for n in range(1, len(taken) + 2) if (each := said if n == 1 else f"{said} {n}") not in taken)
+
+
+def _of_folder(folder: Path) -> str:
+    """Return a folder's name; `train` says nothing of what lies in it, so there its parent's."""
+    return folder.parent.name if folder.name == "train" and folder.parent.name else folder.name
 
 
 def find(tasks: Sequence[TaskInfo], what: str | int, kind: Kind | None = None) -> TaskInfo | None:

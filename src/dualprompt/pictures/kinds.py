@@ -136,12 +136,14 @@ class Map:
 
     def draw(self, ax: Axes) -> None:
         """Draw the cells; a colour stands for a power of the number, so that a single image is seen beside hundreds."""
-        from matplotlib.colors import PowerNorm
+        from matplotlib import colormaps
+        from matplotlib.colors import ListedColormap, PowerNorm
 
         values = np.array(self.values, dtype=float)
         norm = PowerNorm(0.4, vmin=0, vmax=max(1.0, values.max()))
+        seen = ListedColormap(colormaps["YlGnBu"](np.linspace(0.2, 0.75, 256)))  # on white paper and on black
         picture = ax.imshow(
-            np.where(values > 0, values, np.nan), cmap="YlGnBu", norm=norm, aspect="auto", interpolation="none"
+            np.where(values > 0, values, np.nan), cmap=seen, norm=norm, aspect="auto", interpolation="none"
         )
         bar = ax.figure.colorbar(picture, ax=ax, label=shortened(self.unit, LABEL), shrink=0.9)
         if bar.solids is not None:

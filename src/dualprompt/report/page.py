@@ -19,6 +19,8 @@ from dualprompt.report.sheet import Sheet
 LARGEST = 3_000_000  # bytes of a page
 SMALLEST = 0.7  # of a drawing's width, to which a narrow screen shrinks it
 TELEPHONE, NARROW = 340, 40  # pixels of a drawing and letters of a row, above which a telephone cuts it
+FIRST = 13  # letters of a row's name, for which `report.html` always leaves room on a telephone
+BROAD = 140  # letters of a row, above which any screen cuts it
 # Colours of drawings that follow the page into the dark; `report.html` says what they are there.
 THEMED = {INK: "ink", QUIET: "faint", PAPER: "paper"} | {colour: f"line-{n}" for n, colour in enumerate(COLOURS)}
 
@@ -171,14 +173,17 @@ def _prepared(item: Item, folder: Path, prefix: str) -> dict[str, Any]:
             "caption": item.caption,
         }
     plain = {name: getattr(item, name) for name in item.__dataclass_fields__}
-    return plain | ({"wide": _wide(item.sheet)} if isinstance(item, Shown) else {})
+    if isinstance(item, Shown):
+        plain |= {"wide": _letters(item.sheet, "\n") > NARROW, "broad": _letters(item.sheet) > BROAD}
+    return plain
 
 
-def _wide(sheet: Sheet) -> bool:
-    """Return whether a telephone is likely to cut a table at its right."""
+def _letters(sheet: Sheet, end: str | None = None) -> int:
+    """Return how many letters a row of a table has where headings are broken at `end`; by default at any space."""
     rows = [row for rows in sheet.groups for row in rows]
-    heads = [max(map(len, column.heading.split("\n"))) for column in sheet.columns]
-    return sum(max([head, *(len(row[n]) for row in rows)]) + 2 for n, head in enumerate(heads)) > NARROW
+    heads = [max(map(len, column.heading.split(end)), default=0) for column in sheet.columns]
+    heads[0] = max(heads[0], FIRST)
+    return sum(max([head, *(len(row[n]) for row in rows)]) + 2 for n, head in enumerate(heads))
 
 
 def _photo(path: Path) -> bytes:

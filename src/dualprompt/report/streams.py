@@ -13,12 +13,13 @@ from dualprompt.pictures.drawing import save
 from dualprompt.report.figures import stream_map
 
 
-def draw_stream(config: RunConfig, path: Path) -> tuple[dict[str, Any], Table]:
-    """Draw a run's stream to a file; return what its tasks hold, as data and as a table."""
+def describe_stream(config: RunConfig, path: Path | None) -> tuple[dict[str, Any], Table]:
+    """Return what the tasks of a run's stream hold, as data and as a table; draw it to a file where one is given."""
     benchmark = config.benchmark
     stream = outline(benchmark, config.seed)
     title = f"{benchmark.name} ({benchmark.stream}), seed {config.seed}: training images of each class"
-    save(path, stream_map(stream, title))
+    if path is not None:
+        save(path, stream_map(stream, title))
     tasks = [
         {
             "name": task.name,
@@ -31,8 +32,9 @@ def draw_stream(config: RunConfig, path: Path) -> tuple[dict[str, Any], Table]:
         }
         for task in stream.experiences
     ]
-    table = Table("task", "classes", "new", "train", "test", "border", title=title, caption=f"picture: {path}")
+    said = "--out FILE.png draws it" if path is None else f"picture: {path}"
+    table = Table("task", "classes", "new", "train", "test", "border", title=title, caption=said)
     for task in tasks:
         known = "told" if task["border"] else "not told"
         table.add_row(*(str(task[key]) for key in ("name", "classes", "new", "train", "test")), known)
-    return {"stream": benchmark.stream, "tasks": tasks, "picture": str(path)}, table
+    return {"stream": benchmark.stream, "tasks": tasks, "picture": None if path is None else str(path)}, table

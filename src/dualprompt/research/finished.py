@@ -42,7 +42,7 @@ NUMBERS = ("average_accuracy", "forgetting", "mean_over_steps", "learning_accura
 AT_ONCE = 64  # images that are predicted together
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class LearnedPrompts:
     """The prompts of a run after one of its tasks; layers count from 1, and None stands for what a method has not."""
 
@@ -51,6 +51,11 @@ class LearnedPrompts:
     keys: Tensor | None  # (tasks, dim)
     g_layers: tuple[int, ...]
     e_layers: tuple[int, ...]
+
+    def __repr__(self) -> str:
+        keys = "none" if self.keys is None else tuple(self.keys.shape)
+        g, e = (f"{tuple(each.shape)}" for each in (self.g, self.e))
+        return f"<prompts: g {g} in layers {self.g_layers}, e {e} in layers {self.e_layers}, keys {keys}>"
 
 
 @dataclass(frozen=True, repr=False, eq=False)

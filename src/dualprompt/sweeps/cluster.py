@@ -109,7 +109,7 @@ class _Cluster:
         self.until_the_end.enter_context(contextlib.redirect_stdout(io.StringIO()))
         try:
             ray.init(self.address, **options)
-        except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        except Exception as error:  # Ray raises no other where a node does not start in time
             raise DualPromptError(f"cannot use the Ray cluster '{self.address}': {first_line(error)}") from error
         self.until_the_end.callback(ray.shutdown)
 

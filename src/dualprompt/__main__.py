@@ -1,0 +1,8 @@
+"""`python -m dualprompt`: the command, where it is not on the path."""
+
+from __future__ import annotations
+
+from dualprompt.cli import main
+
+if __name__ == "__main__":
+    raise SystemExit(main())
