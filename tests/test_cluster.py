@@ -280,6 +280,7 @@ def test_a_cluster_that_does_not_start(world: World, tmp_path: Path, monkeypatch
         raise Exception("The current node timed out during startup.\nmore")  # as Ray does, no other class
 
     monkeypatch.setattr(ray, "init", late)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)  # by another test of this process
     options = ("--benchmark", world.preset, "--methods", "frozen-head", "--runs", tmp_path / "runs")
     refused = call("table", "main", *options, "--ray").error
     assert "cannot use the Ray cluster 'local': Exception: The current node timed out during startup." in refused

@@ -99,7 +99,7 @@ def packed(dim: int) -> int:
 
 
 # Means, samples, scatter, counts of samples and freedom, what images left out have shown, and biases of own heads.
-LDA = CLASSES * (2 * DIM + 1) + packed(2 * DIM) + 2 + 8 * (2 + 12) + CLASSES
+LDA = CLASSES * (2 * DIM + 1) + packed(2 * DIM) + 2 + 9 * 12 + CLASSES
 KEPT: dict[str, Callable[[int], int]] = {  # numbers kept besides what is trained; the argument is how many those are
     "dualprompt, ridge": lambda _: packed(DIM + 1) + (DIM + 1) * CLASSES,
     "dualprompt-lda": lambda _: LDA,

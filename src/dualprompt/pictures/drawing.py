@@ -105,7 +105,7 @@ def _smaller(svg: str) -> str:
 def as_csv(rows: Sequence[dict[str, Any]]) -> str:
     """Return rows of plain values, which all have the same keys, in full precision."""
     out = io.StringIO()
-    writer = csv.DictWriter(out, list(rows[0]))
+    writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(
         {key: in_csv(each) if isinstance(each, str) else each for key, each in row.items()} for row in rows

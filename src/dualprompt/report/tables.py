@@ -165,7 +165,7 @@ def headline_csv(results: Sequence[Result]) -> str:
     out = io.StringIO()
     online = ONLINE if all(map(is_online, results)) else ()
     keys = [*(key for key, _ in (*METRICS, *online)), *MORE]
-    writer = csv.writer(out)
+    writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["method", "selection", "benchmark", "backbone", "recipe", "seed", *keys, "trained_parameters"])
     for r in results:
         about = [r[key] for key in ("selection", "benchmark", "backbone", "recipe", "seed")]
@@ -177,7 +177,7 @@ def headline_csv(results: Sequence[Result]) -> str:
 def matrix_csv(result: Result) -> str:
     """Return the accuracy matrix, in full precision."""
     out = io.StringIO()
-    writer = csv.writer(out)
+    writer = csv.writer(out, lineterminator="\n")
     matrix = result["accuracy_matrix"]
     writer.writerow(["after_task", *(f"task_{task + 1}" for task in range(len(matrix)))])
     writer.writerows([t + 1, *row] for t, row in enumerate(matrix))
