@@ -6,6 +6,7 @@ import json
 import signal
 import threading
 import time
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -85,15 +86,38 @@ def test_the_smallest_log_loss_on_images_left_out_is_taken_where_it_is_clearly_s
     assert (evidence.choice(), evidence.sharpness(0)) == (0, loo.SHARPNESSES[loo.UNJUDGED])
     labels = torch.zeros(2, dtype=torch.int64)
     others = [torch.tensor([[8.0, 0.0], [0.0, 8.0]])] * (len(loo.CHOICES) - 2)  # one right, one wrong
+
+    def judged(found: list[torch.Tensor], labels: torch.Tensor) -> None:
+        for choice, scores in enumerate(found):
+            evidence.add(choice, scores, labels)
+
     sure, unsure = torch.tensor([[0.0, 40.0]]).repeat(2, 1), torch.tensor([[0.0, 0.5]]).repeat(2, 1)
-    evidence.add([unsure, sure, *others], labels)
+    judged([unsure, sure, *others], labels)
     assert evidence.choice() == 0  # both are right twice: log losses of 1.15 and 0
-    evidence.add([unsure, sure, *others], labels)
+    judged([unsure, sure, *others], labels)
+    assert evidence.choice(1) == 0  # among the first alone
     assert (evidence.choice(), evidence.sharpness(1)) == (1, max(loo.SHARPNESSES))
     wrong = torch.tensor([[40.0, 0.0]]).repeat(4, 1)
-    evidence.add([unsure.repeat(2, 1), wrong, *[each.repeat(2, 1) for each in others]], labels.repeat(2))
+    judged([unsure.repeat(2, 1), wrong, *[each.repeat(2, 1) for each in others]], labels.repeat(2))
     assert evidence.choice() == 0  # over all images that were ever left out
     assert evidence.sharpness(1) == min(loo.SHARPNESSES)
+
+
+def test_choices_are_judged_one_after_another(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many images and classes the distances of every choice at once would be gigabytes."""
+    made: list[weakref.ref[torch.Tensor]] = []
+    alive: list[int] = []
+
+    def watched(*given: Any) -> torch.Tensor:
+        alive.append(sum(each() is not None for each in made))
+        found = loo.distances(*given)
+        made.append(weakref.ref(found))
+        return found
+
+    monkeypatch.setattr(dualprompt_lda, "distances", watched)
+    ContinualLearner(str(world.weights), device="cpu").learn(lesson(world, "ash", "birch"), prompts="never")
+    assert len(alive) == len(loo.CHOICES)
+    assert max(alive) <= 2  # the best so far, and the one before
 
 
 def features_of(learner: ContinualLearner, images: np.ndarray) -> torch.Tensor:
