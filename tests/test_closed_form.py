@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import signal
 import threading
@@ -14,6 +15,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from dualprompt.backbones.base import sampled_layers
 from dualprompt.data.sources import DATASETS
@@ -438,6 +440,25 @@ def test_a_learner_reads_layers_unless_that_is_too_wide(world: World, monkeypatc
     assert (made(reads="class").width, made(reads="class+patches").width) == (dim, 2 * dim)
     monkeypatch.setattr(dualprompt_lda, "WIDEST", 3 * dim - 1)
     assert (made().width, made().outputs) == (2 * dim, "class+patches")
+
+
+def test_a_model_of_a_release_with_other_choices_is_taken_over(world: World, tmp_path: Path) -> None:
+    learner = ContinualLearner(str(world.weights), device="cpu")
+    learner.learn(lesson(world, "ash", "birch"), prompts="never")
+    asked = lesson(world, "ash", "cedar", split="test")["ash"]
+    told = learner.predict(asked)
+    path = learner.save(tmp_path / "model")
+    tensors, facts = next(path.glob("weights-*")), json.loads((path / "model.json").read_text())
+    state = load_file(tensors)
+    state |= {"evidence.losses": state["evidence.losses"][:4].clone(), "evidence.duels": torch.ones(4, 2)}
+    save_file(state, tensors, {"dualprompt": "{}"})
+    facts["tensors"]["sha256"] = hashlib.sha256(tensors.read_bytes()).hexdigest()
+    (path / "model.json").write_text(json.dumps(facts))
+    again = ContinualLearner.load(path, "cpu")
+    assert again.predict(asked) == told
+    assert not cast(DualPromptLDA, again._model.method).evidence.losses.any()
+    again.learn(lesson(world, "cedar"), prompts="never")
+    assert again.tasks[-1].accuracy is not None
 
 
 def test_evidence_about_other_choices_is_forgotten() -> None:

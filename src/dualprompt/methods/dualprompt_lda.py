@@ -89,6 +89,7 @@ class DualPromptLDA(Prompted[DualPromptLDAConfig]):
     learner_defaults: ClassVar[Mapping[str, Any]] = {"reads": "class+layers"}
     needs_new_labels = None
     judges_itself = True
+    sized_by_code = ("evidence.losses",)
     of_task: ClassVar[OfTask] = {
         **Prompted.of_task,
         "discriminant.means": 0,
