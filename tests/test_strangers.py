@@ -109,7 +109,7 @@ def test_what_is_shown_of_work_is_no_markup_and_no_command() -> None:
 )
 def test_no_cell_of_a_csv_file_is_worked_out(text: str, cell: str) -> None:
     assert in_csv(text) == cell
-    assert as_csv([{"a": text, "b": -1.0}]).split("\r\n")[1] == f"{cell},-1.0"
+    assert as_csv([{"a": text, "b": -1.0}]).splitlines()[1] == f"{cell},-1.0"
 
 
 def test_a_watched_folder_writes_no_formulas(model: Path, world: World, tmp_path: Path) -> None:
