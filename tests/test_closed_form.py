@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import signal
 import threading
 import time
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -13,6 +15,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from dualprompt.backbones.base import sampled_layers
 from dualprompt.data.sources import DATASETS
@@ -85,15 +88,38 @@ def test_the_smallest_log_loss_on_images_left_out_is_taken_where_it_is_clearly_s
     assert (evidence.choice(), evidence.sharpness(0)) == (0, loo.SHARPNESSES[loo.UNJUDGED])
     labels = torch.zeros(2, dtype=torch.int64)
     others = [torch.tensor([[8.0, 0.0], [0.0, 8.0]])] * (len(loo.CHOICES) - 2)  # one right, one wrong
+
+    def judged(found: list[torch.Tensor], labels: torch.Tensor) -> None:
+        for choice, scores in enumerate(found):
+            evidence.add(choice, scores, labels)
+
     sure, unsure = torch.tensor([[0.0, 40.0]]).repeat(2, 1), torch.tensor([[0.0, 0.5]]).repeat(2, 1)
-    evidence.add([unsure, sure, *others], labels)
+    judged([unsure, sure, *others], labels)
     assert evidence.choice() == 0  # both are right twice: log losses of 1.15 and 0
-    evidence.add([unsure, sure, *others], labels)
+    judged([unsure, sure, *others], labels)
+    assert evidence.choice(1) == 0  # among the first alone
     assert (evidence.choice(), evidence.sharpness(1)) == (1, max(loo.SHARPNESSES))
     wrong = torch.tensor([[40.0, 0.0]]).repeat(4, 1)
-    evidence.add([unsure.repeat(2, 1), wrong, *[each.repeat(2, 1) for each in others]], labels.repeat(2))
+    judged([unsure.repeat(2, 1), wrong, *[each.repeat(2, 1) for each in others]], labels.repeat(2))
     assert evidence.choice() == 0  # over all images that were ever left out
     assert evidence.sharpness(1) == min(loo.SHARPNESSES)
+
+
+def test_choices_are_judged_one_after_another(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many images and classes the distances of every choice at once would be gigabytes."""
+    made: list[weakref.ref[torch.Tensor]] = []
+    alive: list[int] = []
+
+    def watched(*given: Any) -> torch.Tensor:
+        alive.append(sum(each() is not None for each in made))
+        found = loo.distances(*given)
+        made.append(weakref.ref(found))
+        return found
+
+    monkeypatch.setattr(dualprompt_lda, "distances", watched)
+    ContinualLearner(str(world.weights), device="cpu").learn(lesson(world, "ash", "birch"), prompts="never")
+    assert len(alive) == len(loo.CHOICES)
+    assert max(alive) <= 2  # the best so far, and the one before
 
 
 def features_of(learner: ContinualLearner, images: np.ndarray) -> torch.Tensor:
@@ -414,6 +440,25 @@ def test_a_learner_reads_layers_unless_that_is_too_wide(world: World, monkeypatc
     assert (made(reads="class").width, made(reads="class+patches").width) == (dim, 2 * dim)
     monkeypatch.setattr(dualprompt_lda, "WIDEST", 3 * dim - 1)
     assert (made().width, made().outputs) == (2 * dim, "class+patches")
+
+
+def test_a_model_of_a_release_with_other_choices_is_taken_over(world: World, tmp_path: Path) -> None:
+    learner = ContinualLearner(str(world.weights), device="cpu")
+    learner.learn(lesson(world, "ash", "birch"), prompts="never")
+    asked = lesson(world, "ash", "cedar", split="test")["ash"]
+    told = learner.predict(asked)
+    path = learner.save(tmp_path / "model")
+    tensors, facts = next(path.glob("weights-*")), json.loads((path / "model.json").read_text())
+    state = load_file(tensors)
+    state |= {"evidence.losses": state["evidence.losses"][:4].clone(), "evidence.duels": torch.ones(4, 2)}
+    save_file(state, tensors, {"dualprompt": "{}"})
+    facts["tensors"]["sha256"] = hashlib.sha256(tensors.read_bytes()).hexdigest()
+    (path / "model.json").write_text(json.dumps(facts))
+    again = ContinualLearner.load(path, "cpu")
+    assert again.predict(asked) == told
+    assert not cast(DualPromptLDA, again._model.method).evidence.losses.any()
+    again.learn(lesson(world, "cedar"), prompts="never")
+    assert again.tasks[-1].accuracy is not None
 
 
 def test_evidence_about_other_choices_is_forgotten() -> None:

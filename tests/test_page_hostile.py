@@ -68,8 +68,13 @@ def test_a_correction_that_could_not_be_taught_is_kept(page: Any, place: Place, 
         page.get_by_role("button", name="Wrong?").click()
         page.get_by_label("It is").fill("green")
         page.get_by_role("button", name="Correct").click()
-        page.route("**/more", lambda route: route.fulfill(status=429, json={"error": "too many lessons wait"}))
-        page.get_by_role("button", name="Teach them now").click()
+        asked: list[Any] = []
+        page.route("**/more", lambda route: asked.append(route))
+        with page.expect_request("**/more"):
+            page.get_by_role("button", name="Teach them now").click()
+        page.get_by_role("tab", name="Classify").click()
+        expect(page.locator("#corrections")).to_be_hidden()  # nobody teaches it twice meanwhile
+        asked[0].fulfill(status=429, json={"error": "too many lessons wait"})
         expect(page.locator("#teach-said")).to_have_text("Too many lessons wait.")
         page.unroute("**/more")
         page.get_by_role("tab", name="Classify").click()

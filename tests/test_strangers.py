@@ -30,7 +30,7 @@ from dualprompt.report.blocks import fill
 from dualprompt.report.sheet import Column, Sheet, as_markdown, as_rich
 from dualprompt.run.folder import Run
 from dualprompt.run.tracking import _number
-from dualprompt.texts import in_csv, visible
+from dualprompt.texts import in_csv, in_markdown, visible
 from sandbox import World, call, pictures
 
 EVIL = "\x1b[31mevil\x1b]0;title\x07<img src=x>\u202e|[a](b)\x9b"
@@ -95,7 +95,17 @@ def test_what_is_shown_of_work_is_no_markup_and_no_command() -> None:
 
 @pytest.mark.parametrize(
     ("text", "cell"),
-    [("=1+1", "'=1+1"), ("@x", "'@x"), ("-a", "'-a"), ("+a", "'+a"), ("-1.5", "-1.5"), ("+1e-5", "+1e-5"), ("-", "-")],
+    [
+        ("=1+1", "'=1+1"),
+        ("\t=1+1", "'\t=1+1"),
+        (" =1", "' =1"),
+        ("@x", "'@x"),
+        ("-a", "'-a"),
+        ("+a", "'+a"),
+        ("-1.5", "-1.5"),
+        ("+1e-5", "+1e-5"),
+        ("-", "-"),
+    ],
 )
 def test_no_cell_of_a_csv_file_is_worked_out(text: str, cell: str) -> None:
     assert in_csv(text) == cell
@@ -118,6 +128,34 @@ def test_a_watched_folder_writes_no_formulas(model: Path, world: World, tmp_path
     assert all(row["label"].startswith("'=") for row in rows)
     folders = {place.parent.name for place in (tmp_path / "out").rglob("*.png")}
     assert folders <= {"=1+1", "=2+2", "=3"}  # which no spreadsheet opens
+
+
+def test_answers_name_files_by_which_they_are_found(
+    model: Path, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("=1+1.png", "Screenshot at 9.41.00\u202fAM.png"):  # as macOS calls them
+        shutil.copy(pictures(world, "ash", "test")[0], name)
+        assert f"│ {name} " in call("predict", model, name).out
+        [row] = csv.DictReader(io.StringIO(call("predict", model, name, "--csv").out))
+        assert row["path"] in (name, f"./{name}")
+        assert Path(row["path"]).is_file()
+    assert row["path"] == name
+
+
+@pytest.mark.parametrize(
+    ("text", "cell"),
+    [
+        ("a|b", r"a\|b"),
+        (r"a\|b", r"a\\\|b"),
+        (r"\[a](b)", r"\\[a](b)"),
+        (r"C:\photos", r"C:\photos"),
+        ("\\\\|", r"\\\\\|"),
+    ],
+)
+def test_a_backslash_takes_no_escape_away(text: str, cell: str) -> None:
+    assert in_markdown(text) == cell
+    assert card._cell(r"\[a](http://b)") == r"\\\[a](http://b)"  # else it is a link
 
 
 def test_letters_of_all_languages_stay_as_they_are() -> None:

@@ -137,7 +137,9 @@ class Client:
             reply = made.getresponse()
             status, content = reply.status, reply.read(MOST_BYTES + 1)
             if len(content) > MOST_BYTES:
-                raise DualPromptError(f"{self.url} answered with more than {MOST_BYTES:,} bytes; is it one of ours?")
+                raise DualPromptError(
+                    f"{self.url} answered with more than {MOST_BYTES:,} bytes; is it a dualprompt server?"
+                )
         except (OSError, http.client.HTTPException) as error:
             raise DualPromptError(f"{self.url} does not answer ({error or type(error).__name__})") from None
         finally:

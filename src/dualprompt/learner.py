@@ -298,8 +298,9 @@ class ContinualLearner:
         image that was not matched to a task that is gone; dualprompt-rp matches by classes, so there it holds for
         every image whose match stays the same, up to rounding. Of a task, the E-Prompt, key, means, covariance and head
         rows are removed; of a class, its means and rows. What tasks share was shaped by the forgotten one too, and
-        stays as it is: the G-Prompt, the covariance of all classes that matches images to tasks, later E-Prompts
-        that began where this one ended, and the other rows. Forgetting the last class removes that as well. Methods
+        stays as it is: the G-Prompt, a covariance or sums of all classes, how well each classifier did on images left
+        out, later E-Prompts that began where this one ended, and the other rows. Forgetting the last class removes that
+        as well. Methods
         that share all their prompts (`shares_prompts`), as coda-prompt and l2p, have only rows to remove.
         """
         with self._changing:

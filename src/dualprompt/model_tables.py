@@ -9,10 +9,10 @@ from rich.markup import escape
 from rich.table import Column, Table
 from rich.text import Text
 
-from dualprompt.errors import one_line
 from dualprompt.learner import Answer, ContinualLearner
 from dualprompt.metrics import wilson
 from dualprompt.model.versions import Version
+from dualprompt.texts import visible
 
 Confusion = Mapping[str, Mapping[str, int]]  # how many images of each class were given which label
 NAMED = 20  # classes of a task that a narrow table names; --json names all
@@ -111,7 +111,8 @@ def answers_table(answers: Sequence[Answer], brief: bool = False) -> Table:
         lesser = () if brief else (answer.task or "–", f"{answer.similarity:.2f}")
         worth = [score for score in others if score.probability >= MATTERS]
         runners_up = ", ".join(f"{score.label} {100 * score.probability:.0f} %" for score in worth)
-        table.add_row(*map(Text, (one_line(answer.path or ""), label or "", sure, *lesser, runners_up)))
+        path = visible(answer.path or "").replace("\n", "\\n")  # on one line, and so that the file can be found by it
+        table.add_row(*map(Text, (path, label or "", sure, *lesser, runners_up)))
     return table
 
 

@@ -30,7 +30,7 @@ from dualprompt.errors import DualPromptError
 from dualprompt.files import disk_errors, write_json
 from dualprompt.learner import Answer, ContinualLearner
 from dualprompt.model.saved import MODEL
-from dualprompt.texts import FORMULA, in_csv
+from dualprompt.texts import in_csv, path_in_csv
 
 BATCH = 64  # pictures that are noted at once
 SETTLED = 2.0  # seconds without a change, after which a picture counts as written
@@ -300,8 +300,7 @@ def _kept(path: str) -> str:
 
 def _row(path: str, answer: Answer | None, problem: str) -> list[str]:
     now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    path = path.encode("utf-8", "backslashreplace").decode()
-    path = f"./{path}" if path.startswith(FORMULA) else path  # the same file, and no spreadsheet works it out
+    path = path_in_csv(path.encode("utf-8", "backslashreplace").decode())
     if answer is None:
         return [now, path, "", "", "", "", "", problem]
     unsure = answer.label is None or answer.top[0].probability < UNSURE

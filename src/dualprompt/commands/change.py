@@ -44,7 +44,9 @@ examples:
 
 FORGET = """\
 The prompts, key, statistics and classifier rows of a task go; of a class, its statistics and its rows. All other
-classes answer as before. Where all tasks share their prompts (coda-prompt, l2p) or have none, only rows go.
+classes answer as before. Where all tasks share their prompts (coda-prompt, l2p) or have none, only rows go. What was
+summed over the images of all classes stays: one covariance of features (dualprompt-lda, the default; lda, klda), the
+sums of ridge and ranpac, and how well each classifier did on images left out.
 
 Earlier versions of the model still hold what is forgotten, so that `dualprompt rollback` can undo it. With --purge they
 are removed as well, and it is gone for good; also where it was forgotten before without --purge.

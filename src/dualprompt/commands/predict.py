@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 PREDICT = """\
 Images that cannot be read do not keep the others from being answered: they are named on stderr, and the command then
 ends with exit code 2. With --explain, one image is drawn with what the model looks at: attention rollout over all
-layers of a Vision Transformer, prompts left out. It shows where it looked, not why it is this class.
+layers of a Vision Transformer, prompts left out. It shows where it looked, not why it is this class. With --csv, what a
+spreadsheet would work out (=, +, -, @) has an apostrophe before it, and a path ./ instead; --json has them as they are.
 
 examples:
   dualprompt predict my-model picture.jpg
@@ -123,7 +124,7 @@ def write_csv(answers: Sequence[Answer]) -> None:
     """Print one line an image."""
     import csv
 
-    from dualprompt.texts import in_csv
+    from dualprompt.texts import in_csv, path_in_csv
 
     writer = csv.writer(sys.stdout, lineterminator="\n")
     most = max((len(answer.top) for answer in answers), default=0)
@@ -132,4 +133,5 @@ def write_csv(answers: Sequence[Answer]) -> None:
     for a in answers:
         top = [cell for score in a.top for cell in (score.label, f"{score.probability:.6f}")]
         sure = "" if a.label is None else f"{a.probability:.6f}"  # of no class that is not named beside it
-        writer.writerow(map(in_csv, (a.path or "", a.label or "", sure, a.task or "", f"{a.similarity:.6f}", *top)))
+        said = (a.label or "", sure, a.task or "", f"{a.similarity:.6f}", *top)
+        writer.writerow([path_in_csv(a.path or ""), *map(in_csv, said)])

@@ -98,6 +98,8 @@ class Method(Deriving, ABC, Generic[C]):
     needs_new_labels: ClassVar[str | None] = "nobody has said what it does with a label that comes back"
     needs_borders: ClassVar[str | None] = "it learns task by task"
 
+    # Tensors of its state whose size is the code's, and no option's: of another size, `load_state` begins them anew.
+    sized_by_code: ClassVar[tuple[str, ...]] = ()
     # Whether it judges each image of a task by all others, so that none needs to be held out.
     judges_itself: ClassVar[bool] = False
     # Of the newest images, for a method that can tell; not kept with its state.

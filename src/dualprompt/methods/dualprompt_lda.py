@@ -37,6 +37,7 @@ from dualprompt.methods.leave_one_out import (
     CHOICES,
     SHARPNESSES,
     Evidence,
+    Whitening,
     cosines,
     distances,
     linear,
@@ -88,6 +89,7 @@ class DualPromptLDA(Prompted[DualPromptLDAConfig]):
     learner_defaults: ClassVar[Mapping[str, Any]] = {"reads": "class+layers"}
     needs_new_labels = None
     judges_itself = True
+    sized_by_code = ("evidence.losses",)
     of_task: ClassVar[OfTask] = {
         **Prompted.of_task,
         "discriminant.means": 0,
@@ -243,20 +245,26 @@ class DualPromptLDA(Prompted[DualPromptLDAConfig]):
         assert statistics.counts is not None
         means, counts = (precise(torch.cat(list(each))) for each in (statistics.means, statistics.counts))
         scatter = unpacked(precise(statistics.scatter), statistics.dim)
-        made = [whiten(each, scatter, int(self.freedom), means, self.backbone.dim) for each in CHOICES]
         labels = task.targets.to(means.device)
         judged = counts[labels] > 1  # else there is nothing left of its class
         shown = features[judged], labels[judged], means, counts
-        found = [distances(*shown, each) for each in made]
-        if len(means) > 1:
-            self.evidence.add(found, labels[judged])
+        best: tuple[Whitening, Tensor] | None = None
+        for number, each in enumerate(CHOICES):  # one after another: the distances of all would be gigabytes
+            made = whiten(each, scatter, int(self.freedom), means, self.backbone.dim)
+            found = distances(*shown, made)
+            if len(means) > 1:
+                self.evidence.add(number, found, labels[judged])
+            if best is None or self.evidence.choice(number + 1) == number:
+                best = made, found
+        assert best is not None
+        made, found = best
         choice = self.evidence.choice()
         sharpness = self.evidence.sharpness(choice)
-        logits = -sharpness * found[choice] / 2
+        logits = -sharpness * found / 2
         alike = cosines(shown[0][:, : self.near], labels[judged], means[:, : self.near], counts)
         self.verdicts = Verdicts(labels[judged], logits, alike, left_one_out=True)
         sizes = [len(block) for block in statistics.means]
-        solved = [rows.to(statistics.scatter) for rows in linear(means, made[choice], sharpness)]
+        solved = [rows.to(statistics.scatter) for rows in linear(means, made, sharpness)]
         self.head.restore(*(rows.split(sizes) for rows in solved), train_old=False)
         self.head.requires_grad_(False)
 

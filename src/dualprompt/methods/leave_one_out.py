@@ -6,7 +6,6 @@ the scatter. So the classifiers of all images come from one inverse, and no imag
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -141,14 +140,13 @@ class Evidence(nn.Module):
         super().__init__()
         self.register_buffer("losses", torch.zeros(len(CHOICES), len(SHARPNESSES)))  # summed log losses
 
-    def add(self, found: Sequence[Tensor], labels: Tensor) -> None:
-        """Take in the distances of images under each choice."""
-        for number, scores in enumerate(found):
-            self.losses[number] += log_losses(scores, labels).to(self.losses)
+    def add(self, choice: int, found: Tensor, labels: Tensor) -> None:
+        """Take in the distances of images under a choice."""
+        self.losses[choice] += log_losses(found, labels).to(self.losses)
 
-    def choice(self) -> int:
-        """Return the best choice; the first unless another one is better by the margin."""
-        losses = precise(self.losses).amin(dim=1)
+    def choice(self, among: int = len(CHOICES)) -> int:
+        """Return the best of the first choices; the very first unless another one is better by the margin."""
+        losses = precise(self.losses[:among]).amin(dim=1)
         best = int(losses.argmin())
         return best if float(losses[best]) < float(losses[0]) - MARGIN else 0
 

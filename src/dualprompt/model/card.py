@@ -52,7 +52,7 @@ def text(info: dict[str, Any]) -> str:
         f"`{backbone['sha256']}`, licence: {_cell(str(backbone['licence']))}). It is not in this folder.",
         "",
         f"This folder holds {info['bytes']:,} bytes: the prompts and keys, the mean of each class's features and their "
-        "covariance within each task, the classifier's rows, and how sure the model was of each held-out image. "
+        "covariance, the classifier's rows, and how sure the model was of each held-out image. "
         "No image is kept. Class means and prompts are made from the images, so treat this folder as you treat "
         "statistics of them.",
         "",

@@ -77,7 +77,8 @@ class Foundation:
 
     def refuse_larger(self, state: State) -> None:
         """Refuse options, which may be a stranger's, that call for larger tensors than those of a state."""
-        refuse_larger(_outline(self.options, self.backbones).state(), state)
+        made = _outline(self.options, self.backbones)
+        refuse_larger({name: value for name, value in made.state().items() if name not in made.sized_by_code}, state)
 
     def model(
         self,

@@ -181,10 +181,11 @@ function countCorrections() {
 
 async function teachCorrections() {
   const taken = [...corrections];
+  corrections.clear(); // so that nobody teaches them twice meanwhile
+  countCorrections();
   location.hash = "teach";
-  const taught = await teachMore(taken.map(([, { file, label }]) => ({ name: label, files: [file] })));
-  if (!taught) return; // they can be taught later
-  for (const [card] of taken) corrections.delete(card);
+  if (await teachMore(taken.map(([, { file, label }]) => ({ name: label, files: [file] })))) return;
+  for (const [card, one] of taken) corrections.set(card, one); // they can be taught later
   countCorrections();
 }
 

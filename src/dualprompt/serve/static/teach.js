@@ -4,7 +4,7 @@ import { $, Refusal, button, call, count, duration, icon, list, make, needToken,
 import { known, loadModel, measured, model } from "./model.js";
 import { chosen, classesOf, innerClassesOf, isPicture, order, paint, tooHigh, topFolder } from "./pictures.js";
 
-const FEW = 5; // fewer pictures of a class than this, and none is held out to see how well it was learned
+const FEW = 5; // fewer pictures of a class than this are too few to see how well it was learned
 const POLL = 600; // milliseconds between two looks at a job
 
 const lesson = { classes: [], zip: null };
