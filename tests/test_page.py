@@ -44,6 +44,8 @@ def test_classify_teach_classify_forget(page: Any, place: Place, address: str, s
     page.get_by_label("Name of this lesson").fill("Sky")
     page.evaluate(
         """() => { window.steps = [];
+        const wait = window.setTimeout;  // a lesson this small may end between two looks of the page
+        window.setTimeout = (then, after) => wait(then, Math.min(after, 20));
         new MutationObserver(() => steps.push([document.getElementById("job-bar").value,
             document.getElementById("job-message").textContent]))
         .observe(document.getElementById("job"), {subtree: true, attributes: true, childList: true}); }"""
