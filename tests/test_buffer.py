@@ -188,6 +188,37 @@ def test_notes_are_asked_once_and_stay_as_they_were() -> None:
         buffer.offer(dots([60]), 3)
 
 
+def test_what_came_by_the_step_is_noted_when_it_is_asked_for() -> None:
+    """Images of three tasks, in steps of four: those held at a task's end get its note, and keep their place."""
+    buffer = Buffer(BufferPlan(9, "reservoir", "step", notes=True), 2)
+    for task, columns in enumerate((2, 3, 5)):
+        for step in range(3):
+            labels = torch.arange(4) + 12 * task + 4 * step  # labels tell images
+            pixels = labels.to(torch.uint8)[:, None, None, None].expand(-1, 1, 1, 3).numpy()
+            buffer.offer(subset_of(pixels, labels), task, lambda images: torch.zeros(len(images), 0), step=step)
+        before = buffer.as_subset()
+        assert before.notes is not None
+        assert torch.equal(before.notes.isnan().all(dim=1), before.labels >= 12 * task)
+
+        def note(subset: Subset, first: int = 12 * task, columns: int = columns) -> Tensor:
+            assert bool((subset.images.flat[subset.indices * 3] == subset.labels).all())
+            assert subset.labels.min() >= first, "an older image has its note"
+            return (subset.labels[:, None] * 100 + torch.arange(columns)).double()
+
+        buffer.note_missing(note)
+        held = buffer.as_subset()
+        assert torch.equal(held.labels, before.labels)
+        assert held.notes is not None
+        for label, row in zip(held.labels.tolist(), held.notes, strict=True):
+            known = (2, 3, 5)[label // 12]
+            assert row[:known].tolist() == [label * 100 + column for column in range(known)]
+            assert row[known:].isnan().all()
+    buffer.note_missing(lambda _: pytest.fail("all are noted"))
+    assert {label // 12 for label in kept(buffer)} == {0, 1, 2}
+    with pytest.raises(ValueError, match="no notes"):
+        Buffer(BufferPlan(9, "reservoir", "step"), 2).note_missing(lambda _: torch.zeros(0, 1))
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("notes", [False, True])
 @pytest.mark.parametrize("split", [0, 1, 2])

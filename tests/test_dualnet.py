@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,15 +13,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dualprompt.backbones.resnet import ResNet, ResNetConfig, draw
-from dualprompt.config import TrainConfig
+from dualprompt.config import TrainConfig, compose
 from dualprompt.data import distort
 from dualprompt.data.distort import SSL_DRAWS
 from dualprompt.errors import DualPromptError
 from dualprompt.methods.base import METHODS, Batch, method_config
 from dualprompt.methods.dualnet import DualNet
 from dualprompt.methods.slow_fast import barlow_twins, fast_block, noted_divergence
+from dualprompt.run.folder import Run
+from dualprompt.training.loop import train
 from dualprompt.training.optimise import make_optimisers
+from dualprompt.training.setup import prepare
 from helpers import batch_of, seeded, task_view, tiny_vit
+from sandbox import NETWORKS, World, remains
+from test_online import Until
 
 SIDE, CLASSES = 32, 3
 
@@ -154,8 +161,91 @@ def test_the_losses_of_a_batch_by_hand() -> None:
         torch.testing.assert_close(steps[4 + number].loss(batch), expected)
 
 
-def test_without_a_buffer_the_slow_learner_sees_the_batch() -> None:
+def test_images_without_stored_logits_are_replayed_for_their_labels_alone() -> None:
+    """Two of the first task, of whose three classes the second knows the first two; three of the running task."""
+    method = made(tasks=2)
+    batch = training_batch(method)
+    old, nan = batch.replay[0], torch.nan
+    old.labels = torch.tensor([0, 4, 1, 5, 3])
+    old.noted = torch.tensor([[2.0, -1.0, 0.5], [nan] * 3, [1.0, 3.0, nan], [nan] * 3, [nan] * 3])
+    method.train()
+    logits = copy.deepcopy(method).head.all(method.features(batch_of(torch.cat([batch.images, old.images])))).detach()
+    now, before = logits[:5], logits[5:]
+    expected = -sum(float(row.log_softmax(dim=0)[label]) for row, label in zip(now, batch.labels, strict=True)) / 5
+    expected -= sum(float(row.log_softmax(dim=0)[label]) for row, label in zip(before, old.labels, strict=True)) / 5
+    for image, known in ((0, 3), (2, 2)):
+        past, here = ((each[image, :known] / 2).softmax(dim=0).tolist() for each in (old.noted, before))
+        expected += 10 / 6 * sum(p * math.log(p / q) for p, q in zip(past, here, strict=True))
+    loss = method.loss(batch)
+    assert float(loss.detach()) == pytest.approx(expected, rel=1e-4)
+    loss.backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in method.parameters())
+    old.noted = torch.full((5, CLASSES), nan)  # none has: two cross-entropies are left
+    alone = F.cross_entropy(now, batch.labels) + F.cross_entropy(before, old.labels)
+    torch.testing.assert_close(method.loss(batch).detach(), alone, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("offered", ["step", "task"])
+def test_what_a_run_replays(offered: str, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing in the first task; then what was offered so far, with the logits of the ends of images' own tasks."""
+    seen: list[tuple[int, Tensor, Tensor]] = []  # classes known at a step, and labels and notes of what it replays
+    asked: list[tuple[int, Tensor]] = []  # the same of what is noted
+    loss, note = DualNet._fast_loss, DualNet.note
+
+    def watched(self: DualNet, number: int, batch: Batch) -> Tensor:
+        for old in batch.replay[: self.config.fast_steps]:
+            assert old.noted is not None
+            seen.append((self.head.classes, old.labels.clone(), old.noted.clone()))
+        return loss(self, number, batch)
+
+    def noting(self: DualNet, batch: Batch) -> Tensor:
+        asked.append((self.head.classes, batch.labels.clone()))
+        return note(self, batch)
+
+    monkeypatch.setattr(DualNet, "_fast_loss", watched)
+    monkeypatch.setattr(DualNet, "note", noting)
+    options = {"offered": offered, "slow_batch": 4, "outer": 1, "buffer_size": 12}
+    small = {f"method.{key}": value for key, value in options.items()} | NETWORKS["dualnet"]
+    whole = {"method.name": "dualnet", "train.epochs": 1, "evaluate.batch_size": 64}
+    config = compose(str(world.preset), None, whole | small)
+    setup = prepare(config)
+    train(setup, Run.create(tmp_path / "run", config, setup.stream, setup.weights, setup.precision))
+    assert {known for known, *_ in seen} == {4, 6}, "three tasks of two classes"
+    for known, labels, noted in seen:
+        columns = torch.where(labels < known - 2, 2 * (labels // 2 + 1), 0)
+        assert torch.equal((~noted.isnan()).sum(dim=1), columns)
+    of_running = sum(int((labels >= known - 2).sum()) for known, labels, _ in seen)
+    assert (of_running > 0) == (offered == "step")
+    assert [known for known, _ in asked] == [2, 4, 6], "at the end of each task, once"
+    assert all(labels.min() >= known - 2 for known, labels in asked), "and only what has no note"
+
+
+def test_a_run_goes_on_with_the_buffer_that_it_had(world: World, tmp_path: Path) -> None:
+    """It is stopped in the first task, and in both epochs of the second."""
+    options = {"slow_batch": 4, "outer": 1, "buffer_size": 6}
+    small = {f"method.{key}": value for key, value in options.items()} | NETWORKS["dualnet"]
+    small |= {"method.name": "dualnet", "checkpoint.every_seconds": 0}
+    two = {"name": "tiny", "dataset": str(world.images), "tasks": 2}
+    config = compose(str(world.preset_with("dualnet.yaml", benchmark=two)), None, small)
+    setup = prepare(config)
+    runs = [
+        Run.create(tmp_path / name, config, setup.stream, setup.weights, setup.precision) for name in ("truth", "run")
+    ]
+    train(setup, runs[0])
+    for steps in (3, 11, 5):  # a task has two epochs of five steps: at its 2nd, and at the 2nd and 6th of the other
+        with pytest.raises(KeyboardInterrupt):
+            train(prepare(config, share=setup), runs[1], progress=Until(steps))
+        assert runs[1].checkpoints.progress_path.exists()
+    train(prepare(config, share=setup), runs[1])
+    mine, wanted = (remains(run.folder)["."] for run in reversed(runs))
+    for what in ("result", "log", "state"):
+        assert mine[what] == wanted[what], what
+
+
+def test_in_the_first_task_the_slow_learner_sees_the_batch() -> None:
     method = made()
+    (phase,) = method.phases(task_view(0, CLASSES))
+    assert (phase.replay, phase.more_replay) == (0, ())
     batch = training_batch(method, replay=False)
     losses = carry_out(method, batch)
     assert len(losses) == 6

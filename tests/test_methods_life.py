@@ -56,6 +56,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     **{f"{name}, frozen": (name, {"method.train_backbone": False}) for name in FINE_TUNERS},
     "bic, two rates": ("bic", {"method.head_lr": 0.02, "train.schedule": "cosine"}),
     "ft-seq, two rates": ("ft-seq", {"method.head_lr": 0.02, "train.schedule": "cosine"}),
+    "dualnet, offered at a task's end": ("dualnet", {"method.offered": "task"}),
     "dynaer, aligned": ("dynaer", {"method.second_stage": "align", "method.warmup_epochs": 0}),
     "rpsnet, three candidates": ("rpsnet", {"method.candidates": 3}),
     "rpsnet, as released": ("rpsnet", {"method.candidates": 2, "method.parity": True}),
@@ -112,7 +113,7 @@ KEPT: dict[str, Callable[[int], int]] = {  # numbers kept besides what is traine
     "dualprompt, several keys": lambda _: TASKS * 5 * DIM,
     "dualprompt, Gaussian matching": lambda _: CLASSES * DIM + DIM * (DIM + 1) // 2 + 1,
     # Statistics of BatchNorms: of the slow learner, the fast one and the projector, and how often the last two moved.
-    "dualnet": lambda _: 2 * RESNET + 2 * 60 + 4 + 2 * 16 + 1,
+    **dict.fromkeys(("dualnet", "dualnet, offered at a task's end"), lambda _: 2 * RESNET + 2 * 60 + 4 + 2 * 16 + 1),
     **dict.fromkeys(
         ("supsup", "supsup, binary", "supsup, min_entropy"), lambda _: TASKS * SUPSUP_TASK + 3 * 32 + TASKS
     ),

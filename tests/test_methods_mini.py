@@ -63,8 +63,8 @@ CONTROLS = {"ewc": ("ft++", {"method.head_lr": None}), "inflora": ("lora", {})}
 FROM_SCRATCH: dict[str, dict[str, Any]] = {
     "dualnet": {
         "backbone.name": "resnet18-cifar-pool-nf4",
-        "train.epochs": 4,
-        "train.batch_size": 10,
+        "train.epochs": 6,
+        "train.batch_size": 6,
         "method.outer": 1,
         "method.slow_batch": 8,
     },

@@ -44,6 +44,8 @@ def test_classify_teach_classify_forget(page: Any, place: Place, address: str, s
     page.get_by_label("Name of this lesson").fill("Sky")
     page.evaluate(
         """() => { window.steps = [];
+        const wait = window.setTimeout;  // a lesson this small may end between two looks of the page
+        window.setTimeout = (then, after) => wait(then, Math.min(after, 20));
         new MutationObserver(() => steps.push([document.getElementById("job-bar").value,
             document.getElementById("job-message").textContent]))
         .observe(document.getElementById("job"), {subtree: true, attributes: true, childList: true}); }"""
@@ -65,6 +67,8 @@ def test_classify_teach_classify_forget(page: Any, place: Place, address: str, s
     page.get_by_role("tab", name="Model").click()
     task = page.locator("#tasks > li", has_text="Sky")
     expect(task.locator(".chips li")).to_have_count(2)
+    expect(task.locator("p")).to_have_count(2)  # when and how well; its method has no choice of practice
+    expect(task).not_to_contain_text("null")
     forget = task.get_by_role("button", name="Forget the lesson Sky")
     forget.click()
     expect(page.get_by_role("dialog")).to_contain_text("Forget the lesson “Sky”?")

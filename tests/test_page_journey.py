@@ -268,13 +268,19 @@ def test_hundreds_of_classes_are_searched(page: Any, place: Place, world: World,
     learner = ContinualLearner(str(world.weights), device="cpu")
     red = sorted((place.pictures / "train" / "red").iterdir())
     many = {f"kind {number}": [red[number % 12], red[(number + 1) % 12]] for number in range(300)}
+    two = {name: sorted((place.pictures / "train" / name).iterdir()) for name in ("blue", "white")}
+    choice = learner.learn(two, name="Two", prompts="always", epochs=1).prompts
+    assert choice is not None
+    assert choice.held == 4
     learner.learn(many, name="Many", prompts="never")
     model = learner.save(tmp_path / "model")
     with serve(model) as address:
         page.goto(f"{address}")
         page.get_by_role("tab", name="Model").click()
-        expect(page.locator(".chip-name")).to_have_count(300)
-        expect(page.locator("#confusion-words")).to_contain_text("Shown are the 30 of 300 classes with most mistakes.")
+        expect(page.locator(".chip-name")).to_have_count(302)
+        told = f"Practised: of 4 pictures, {choice.with_prompts} right with practice, {choice.without} without"
+        expect(page.locator(".practice")).to_have_text([told, "Learned at one look, without practice"])
+        expect(page.locator("#confusion-words")).to_contain_text("Shown are the 30 of 302 classes with most mistakes.")
         expect(page.locator("#confusion tbody tr")).to_have_count(30)
         expect(page.locator("#by-class li")).to_have_count(30)
         page.get_by_label("Find a class").fill("kind 29")

@@ -23,7 +23,7 @@ class Buffer:
     greedy sampler: once the buffer is full, a class with fewer images takes a slot from the largest class. "herding"
     keeps as many of every class, the first ones of the order in which `herd` ranks them; the order in which they are
     held is that ranking, so a class that must make room loses its last ones. With notes, what the method said of an
-    image when its task ended stays with the image for as long as it is kept.
+    image when its task ended stays with the image for as long as it is kept; before that, its note is all NaN.
 
     With a reserve, the buffer decides at a task's beginning which of its images are set aside, and keeps these apart:
     what was reserved once is never given out for training, and what was trained on is never reserved.
@@ -123,6 +123,16 @@ class Buffer:
             notes = _stack(before.notes[old], note(fresh))
         images = Images.concat([before.images.select(old), fresh.images.select(fresh.indices)])
         self._hold(images, labels[kept], notes, reserved[kept])
+
+    def note_missing(self, note: Asked) -> None:
+        """Ask once about all images held of which nothing is noted yet."""
+        held = self._subset
+        if held.notes is None:
+            raise ValueError("the plan of this buffer has no notes")
+        missing = held.notes.isnan().all(dim=1)
+        if missing.any():
+            notes = _stack(held.notes[~missing], note(part(held, missing)))
+            self.restore_notes(notes[torch.cat([(~missing).nonzero(), missing.nonzero()])[:, 0].argsort()])
 
     def restore_notes(self, notes: Tensor) -> None:
         """Replace what was noted of all images held."""

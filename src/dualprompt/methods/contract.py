@@ -132,7 +132,9 @@ class BufferPlan:
     # When a task's images are offered: before it is learned, after, or each with the step that first trains on it,
     # which needs no border. Where borders are unknown, it is always with the step.
     fill: Literal["before", "after", "step"] = "after"
-    notes: bool = False  # whether the method's `note` of an image is kept with it
+    # Whether the method's `note` of an image is kept with it. It is asked for when the image's task ends; where borders
+    # are unknown, when the image is taken in. Until then all of its columns are NaN.
+    notes: bool = False
     # Whether some images of every class are set aside when their class comes, and never trained on in any task. The
     # buffer keeps a tenth of its places for them, or one a class if that is more, but never more than half.
     reserve: bool = False

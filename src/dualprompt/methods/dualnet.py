@@ -38,7 +38,10 @@ class DualNetConfig(MethodConfig):
 
     name: str = "dualnet"
     training_logits: Literal["masked", "unmasked"] = "unmasked"
-    buffer_size: int = Field(default=1000, ge=1, le=10**8, description="images of old tasks that are kept")
+    buffer_size: int = Field(default=1000, ge=1, le=10**8, description="images of the stream that are kept")
+    offered: Literal["step", "task"] = Field(
+        default="step", description="when the buffer may take an image: after its first step, or when its task ends"
+    )
     outer: int = Field(default=2, ge=0, le=100, description="look-aheads of the slow learner for each batch")
     slow_steps: int = Field(default=2, ge=1, le=100, description="steps of the slow learner for each look-ahead")
     slow_batch: int = Field(default=32, ge=2, le=10_000, description="images of the buffer for each of these steps")
@@ -61,8 +64,9 @@ class DualNetConfig(MethodConfig):
 class DualNet(FrozenHead[DualNetConfig]):
     """For each batch, Barlow Twins and look-ahead for the slow learner on images of the buffer; then both by labels.
 
-    The fast learner's maps are gated by the slow one's, m_i = F_i(m_{i−1}) ⊙ h_i. As long as the buffer is empty, the
-    slow learner sees the batch. An image's stored logits are those of its test view when its task ended.
+    The fast learner's maps are gated by the slow one's, m_i = F_i(m_{i−1}) ⊙ h_i. In the first task nothing is replayed
+    and the slow learner sees the batch. An image's stored logits are those of its test view when its task ended; one of
+    the running task has none yet, and is replayed for its label alone.
     """
 
     summary = "self-supervised slow learner that gates a fast one; reservoir buffer with logits"
@@ -93,7 +97,8 @@ class DualNet(FrozenHead[DualNetConfig]):
     @property
     def buffer(self) -> BufferPlan:
         """A reservoir that keeps logits too."""
-        return BufferPlan(self.config.buffer_size, "reservoir", notes=True)
+        fill = "step" if self.config.offered == "step" else "after"
+        return BufferPlan(self.config.buffer_size, "reservoir", fill, notes=True)
 
     def note(self, batch: Batch) -> Tensor:
         """Return the logits of all classes seen so far."""
@@ -106,10 +111,12 @@ class DualNet(FrozenHead[DualNetConfig]):
         super().begin_task(task)
 
     def phases(self, task: TaskView) -> Sequence[Phase]:
-        """Return one phase, with images of the buffer and noise for every step of a batch."""
+        """Return one phase, with noise and, from the second task on, images of the buffer for every step of a batch."""
         slow = self.config.outer * self.config.slow_steps
-        own = (self.config.slow_batch,) * slow
-        return (Phase(replay=self.config.fast_steps, more_replay=own, noise=2 * SSL_DRAWS * slow),)
+        noise = 2 * SSL_DRAWS * slow
+        if task.index == 0:
+            return (Phase(noise=noise),)
+        return (Phase(replay=self.config.fast_steps, more_replay=(self.config.slow_batch,) * slow, noise=noise),)
 
     def steps(self, phase: Phase) -> Sequence[Step]:
         """Return the slow learner's steps, each round of which ends in a look-ahead, and then those of both."""
@@ -130,7 +137,7 @@ class DualNet(FrozenHead[DualNetConfig]):
             parameter.copy_(before.lerp(parameter, self.config.look_ahead))
 
     def _slow_loss(self, number: int, batch: Batch) -> Tensor:
-        """Return Barlow Twins' loss of two views of the buffer's images, or of the batch's where it is empty."""
+        """Return Barlow Twins' loss of two views of the buffer's images, or of the batch's where none are replayed."""
         if number % self.config.slow_steps == 0:
             self._before = [parameter.detach().clone() for parameter in self._slow()]
         seen = batch.replay[self.config.fast_steps + number] if batch.replay else batch

@@ -52,7 +52,8 @@ def noted_divergence(logits: Tensor, noted: Tensor, temperature: float) -> Tenso
     """Return Σ KL(softmax(noted/T) ‖ softmax(logits/T)) over images, by the number of classes.
 
     Both softmaxes are over the classes that were known when the image was noted: its others are NaN. An image without
-    a note adds nothing.
+    a note adds nothing. The released code (task-free) has all N outputs of the stream from the start, so its softmaxes
+    are over N and it divides by N; our head grows, and the classes are those seen so far.
     """
     known = ~noted.isnan()
     exists = known.any(dim=1, keepdim=True)

@@ -59,6 +59,16 @@ class Predictions(Reply):
     answers: list[Prediction | BadImage]
 
 
+class Practice(Reply):
+    """Whether prompts were trained in a lesson, and why."""
+
+    used: bool
+    why: str
+    held: int = Field(description="images that both were compared on; 0: they were not compared")
+    without: int = Field(description="of these, right without prompts")
+    with_prompts: int = Field(description="and right with them")
+
+
 class Task(Reply):
     """A lesson that was learned."""
 
@@ -72,6 +82,7 @@ class Task(Reply):
     held: int = Field(description="images behind the accuracy")
     correct: int
     interval: tuple[float, float] | None = Field(description="percent, where the accuracy lies with 95 % confidence")
+    prompts: Practice | None = Field(None, description="null: its method always does as it does")
 
 
 class Level(Reply):

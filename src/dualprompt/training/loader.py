@@ -61,8 +61,9 @@ class Loader:
         self.feed, self.subset, self.phase = feed, subset, phase
         self.view = feed.view if phase.augment is None else replace(feed.view, augment=phase.augment)
         self.size = feed.config.train.batch_size
-        replays = bool(phase.replay or phase.more_replay)
-        self.buffer = buffer if replays and buffer is not None and len(buffer) else None
+        self.buffer: Subset | None = None
+        if buffer is not None:
+            self.replay_from(buffer)
         self._place = (task,) if number == 0 else (task, "phase", number)
         serves = self.view.training_is_fixed or feed.config.train.query_view == "fixed"
         known = frozen and serves and phase.views == 1
@@ -106,7 +107,8 @@ class Loader:
 
     def replay_from(self, buffer: Subset) -> None:
         """Replay images of this buffer from the next batch on."""
-        self.buffer = buffer if self.phase.replay and len(buffer) else None
+        replays = bool(self.phase.replay or self.phase.more_replay)
+        self.buffer = buffer if replays and len(buffer) else None
 
     def batch(self, spec: BatchSpec) -> Batch:
         """Return the batch of a spec, which is on the device, with those from the buffer."""

@@ -43,17 +43,19 @@ class Rehearsal:
         """Let the buffer choose from the images of a step; return what it holds then.
 
         Who goes on with a run offers `again` what was offered before. What was noted then is restored, not asked.
+        Where the task has a border, images are noted there.
         """
         assert self.buffer is not None
         note = None
         if self.buffer.plan.notes:
-            note = (lambda images: torch.zeros(len(images), 0)) if again else partial(self._ask, self.method.note)
+            later = again or task.border
+            note = (lambda images: torch.zeros(len(images), 0)) if later else partial(self._ask, self.method.note)
         self.buffer.offer(part(subset, rows), task.index, note, step=step)
         return self.buffer.as_subset()
 
     def notes(self, task: Experience) -> Tensor | None:
-        """Return what was noted of the images held, where it changes from step to step."""
-        return self.buffer.as_subset().notes if self.buffer is not None and self.by_step(task) else None
+        """Return what was noted of the images held, where images are noted from step to step."""
+        return self.buffer.as_subset().notes if self.buffer is not None and not task.border else None
 
     def restore_notes(self, notes: Tensor | None) -> None:
         """Take over what was noted, after all that was offered has been offered again."""
@@ -61,9 +63,17 @@ class Rehearsal:
             self.buffer.restore_notes(notes)
 
     def offer(self, task: Experience, moment: Literal["before", "after"]) -> None:
-        """Let the buffer choose from the task's images, if this is the moment that its plan names."""
-        if self.buffer is not None and self.buffer.plan.fill == moment and not self.by_step(task):
-            note = partial(self._ask, self.method.note) if self.buffer.plan.notes else None
+        """Let the buffer choose from the task's images, if this is the moment that its plan names.
+
+        Those that it took in by the step are noted when the task ends, if it has notes.
+        """
+        if self.buffer is None:
+            return
+        note = partial(self._ask, self.method.note) if self.buffer.plan.notes else None
+        if self.by_step(task):
+            if moment == "after" and note is not None:
+                self.buffer.note_missing(note)
+        elif self.buffer.plan.fill == moment:
             features = partial(self._ask, self.method.represent) if self.buffer.plan.policy == "herding" else None
             self.buffer.offer(task.train, task.index, note, features)
 

@@ -66,6 +66,15 @@ export function measured({ accuracy, held, correct }) {
   return held ? `${rightOf(correct, held)}, of pictures left out to measure it` : `${accuracy.toFixed(1)} % right`;
 }
 
+/** Whether a lesson was practised after the first look, and what that changed; "" where its method has no choice. */
+function practised({ prompts }) {
+  if (!prompts) return "";
+  if (!prompts.held) return prompts.used ? "Practised" : "Learned at one look, without practice";
+  const [before, after] = [prompts.without, prompts.with_prompts].map((right) => right.toLocaleString());
+  const told = `of ${count(prompts.held, "picture")}, ${after} right with practice, ${before} without`;
+  return prompts.used ? `Practised: ${told}` : `Learned at one look, as practice did not help: ${told}`;
+}
+
 // Lessons and classes
 
 function drawTasks() {
@@ -96,6 +105,7 @@ function taskCard(task, wanted) {
     make("div", { class: "row-head" }, make("h3", {}, task.name), forget),
     paragraph("task-facts", "Learned ", make("time", { dateTime: task.learned }, moment(task.learned)), from),
     paragraph("accuracy", measured(task)),
+    ...(practised(task) ? [paragraph("practice", practised(task))] : []),
     make("ul", { class: "chips", "aria-label": `Classes of ${task.name}` }, ...chips),
   );
 }
