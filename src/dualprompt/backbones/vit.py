@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dualprompt.backbones import products
 from dualprompt.backbones.base import (
     LayerPrompt,
     Linear,
@@ -60,8 +61,8 @@ class Attention(nn.Module):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.heads = config.heads
-        self.qkv = nn.Linear(config.dim, 3 * config.dim, bias=config.qkv_bias)
-        self.proj = nn.Linear(config.dim, config.dim)
+        self.qkv = products.Linear(config.dim, 3 * config.dim, bias=config.qkv_bias)
+        self.proj = products.Linear(config.dim, config.dim)
 
     def forward(self, x: Tensor, prompt: LayerPrompt | None = None, only: int | None = None) -> Tensor:
         """Attend from every token, or from the token at position `only`, to all of them."""
@@ -72,8 +73,8 @@ class Attention(nn.Module):
         else:  # apart, so that what autograd keeps of q does not keep the k and v that a prefix replaces
             asking = x if only is None else x[:, only : only + 1]
             weight, bias = self.qkv.weight, self.qkv.bias
-            q = F.linear(asking, weight[:dim], None if bias is None else bias[:dim])
-            k, v = F.linear(x, weight[dim:], None if bias is None else bias[dim:]).chunk(2, dim=-1)
+            q = products.linear(asking, weight[:dim], None if bias is None else bias[:dim])
+            k, v = products.linear(x, weight[dim:], None if bias is None else bias[dim:]).chunk(2, dim=-1)
         if prompt is not None and prompt.deltas:
             asking = x if only is None else x[:, only : only + 1]
             q, k, v = _changed(q, asking, prompt, "q"), _changed(k, x, prompt, "k"), _changed(v, x, prompt, "v")
@@ -98,7 +99,7 @@ class Attention(nn.Module):
         linears: tuple[Linear, ...] = ("k", "v")
         for number, linear in enumerate(linears):
             part, rows = prefix[:, number], slice((number + 1) * dim, (number + 2) * dim)
-            projected = F.linear(part, weight[rows], None if bias is None else bias[rows])
+            projected = products.linear(part, weight[rows], None if bias is None else bias[rows])
             parts.append(_changed(projected, part, prompt, linear))
         return torch.stack(parts, dim=1)
 
@@ -111,8 +112,8 @@ class Mlp(nn.Module):
         self.swiglu = config.mlp == "swiglu"
         self.quick = config.gelu == "quick"
         self.approximate = "tanh" if config.gelu == "tanh" else "none"
-        self.fc1 = nn.Linear(config.dim, 2 * config.mlp_dim if self.swiglu else config.mlp_dim)
-        self.fc2 = nn.Linear(config.mlp_dim, config.dim)
+        self.fc1 = products.Linear(config.dim, 2 * config.mlp_dim if self.swiglu else config.mlp_dim)
+        self.fc2 = products.Linear(config.mlp_dim, config.dim)
 
     def forward(self, x: Tensor, prompt: LayerPrompt | None = None) -> Tensor:
         """Apply the two linear maps and the non-linearity between them."""
@@ -187,7 +188,7 @@ class PatchEmbed(nn.Module):
         batch, channels, height, width = images.shape
         size = self.proj.kernel_size[0]
         cut = images.view(batch, channels, height // size, size, width // size, size).permute(0, 2, 4, 1, 3, 5)
-        return F.linear(cut.flatten(3).flatten(1, 2), self.proj.weight.flatten(1), self.proj.bias)
+        return products.linear(cut.flatten(3).flatten(1, 2), self.proj.weight.flatten(1), self.proj.bias)
 
 
 class VisionTransformer(PromptableBackbone):

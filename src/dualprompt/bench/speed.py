@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from dualprompt.backbones import weights
+from dualprompt.backbones.products import plain_products
 from dualprompt.backbones.vit import VisionTransformer
 from dualprompt.bench import reference
 from dualprompt.bench.machine import Meter, processor
@@ -279,7 +280,7 @@ class _Sides:
         """Return the floating-point operations of one step."""
         batch = Batch(lambda: self.images, self.labels + method.head.labels[0], query=self.query if known else None)
         compiled, self.bench.backbone.compiled = self.bench.backbone.compiled, False  # what is compiled is not counted
-        with FlopCounterMode(display=False) as counter:
+        with FlopCounterMode(display=False) as counter, plain_products():
             if what.startswith("train"):
                 method.loss(batch).backward()
             else:

@@ -15,6 +15,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dualprompt.backbones.base import BackboneSource
+from dualprompt.backbones.products import plain_products
 from dualprompt.methods.base import METHODS, Batch, Grid, TaskView
 from dualprompt.methods.finetune import FineTune, FineTuneConfig
 
@@ -129,8 +130,8 @@ class EWC(FineTune[EWCConfig]):
         device = total[0].device.type
         room = _ON_CPU if device == "cpu" else _ELSEWHERE
         chunk = max(1, min(64, room // sum(parameter.numel() for parameter in protected)))
-        # vmap knows attention only in its plain form, and is not meant to have compiled passes inside.
-        with sdpa_kernel(SDPBackend.MATH), set_stance("force_eager"):
+        # vmap knows attention and products only in their plain form, and is not meant to have compiled passes inside.
+        with sdpa_kernel(SDPBackend.MATH), plain_products(), set_stance("force_eager"):
             for inputs, labels in self._fisher_images(task):
                 choices = self._choices(labels, task.generator)
                 for part, choice in zip(inputs.split(chunk), choices.split(chunk), strict=True):
