@@ -1,7 +1,8 @@
 """DualPrompt in a straight line, the way it is usually written: the slow twin that `dualprompt bench` measures against.
 
-Two full passes an image, explicit softmax attention, every token in every layer, logits of all classes with −∞ outside
-the task, nothing kept between steps. It shares parameters with the method it mirrors, so both must agree.
+Two full passes an image, PyTorch's own products, explicit softmax attention, every token in every layer, logits of all
+classes with −∞ outside the task, nothing kept between steps. It shares parameters with the method it mirrors, so both
+must agree.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dualprompt.backbones.products import plain_products
 from dualprompt.backbones.vit import Block, VisionTransformer
 from dualprompt.methods.dualprompt import DualPrompt
 
 Prefixes = dict[int, tuple[Tensor, Tensor]]  # layer → (batch, length, dim) for K and for V
 
 
+@plain_products()
 def forward(vit: VisionTransformer, images: Tensor, prefixes: Prefixes) -> Tensor:
     """Return the class token's feature of every image, (batch, dim)."""
     x = vit.embed(images)
