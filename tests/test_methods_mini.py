@@ -43,7 +43,6 @@ OWN: dict[str, dict[str, Any]] = {
     "inflora": {"train.lr": 0.005, "train.epochs": 7},
     "klda": {"method.projection": 200},
     "l2p": {"method.length": 2, "method.top_n": 2, "method.pool_size": 5, "train.lr": 0.002},
-    "lwf": {"method.distillation_weight": 3.0, "train.lr": 5e-5, "method.head_lr": 0.002},
     "ranpac": {"method.projection": 200},
     "dualprompt-rp": {"method.projection": 200, "method.e_layers": [3, 4, 5]},
 }
@@ -52,6 +51,8 @@ ELSEWHERE = {
     "dualprompt-pool": "it is for streams without tasks: test_online",
     "lae": "its slow average has no time to form in 15 steps: test_methods_adapters",
     "lora": "nothing but the mask keeps it from forgetting, so it forgets as much: it is the control of inflora",
+    "lwf": "its first gradients are rounding, of which Adam makes full steps; in 15 of them the last digit decides: "
+    "test_methods_regularised",
     "s-prompts": "a task has no time to be learned by plain SGD in 15 steps: test_methods_online",
     "sd-lora": "its sums of changes are inflora's, but for magnitudes: test_methods_adapters",
     "single-prompt": "it is for streams without tasks: test_online",
