@@ -18,7 +18,7 @@ from dualprompt.config import RunConfig, compose
 from dualprompt.progress import Event, Note, Progress
 from dualprompt.run.folder import Run
 from dualprompt.run.identity import config_digest
-from dualprompt.run.provenance import git_state
+from dualprompt.run.provenance import git_state, products
 from dualprompt.training.group import plan, resume
 from dualprompt.training.loop import train
 from dualprompt.training.setup import prepare
@@ -229,23 +229,29 @@ def test_weights_of_another_shape_are_other_weights(tmp_path: Path) -> None:
     assert f"the weights of run {run} changed" in call("resume", run).error
 
 
+class Notes(Progress):
+    """Keeps the lines that stay."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def receive(self, event: Event) -> None:
+        if isinstance(event, Note):
+            self.texts.append(event.text)
+
+
 def test_a_run_goes_on_with_the_threads_it_began_with(world: World, finished: Path, tmp_path: Path) -> None:
     run = interrupted(world, tmp_path / "run")
-    noted: list[str] = []
-
-    class Notes(Progress):
-        def receive(self, event: Event) -> None:
-            if isinstance(event, Note):
-                noted.append(event.text)
-
+    notes = Notes()
+    noted = notes.texts
     assert json.loads((run / "manifest.json").read_text())["threads"] == 1
     here = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        with Run(run).as_begun(Notes()):
+        with Run(run).as_begun(notes):
             assert torch.get_num_threads() == 1
         assert torch.get_num_threads() == 2
-        resume(run, Notes())
+        resume(run, notes)
     finally:
         torch.set_num_threads(here)
     assert noted[0] == f"{run} began with 1 of PyTorch's threads and keeps to that; the environment says 2"
@@ -256,9 +262,27 @@ def test_a_run_goes_on_with_the_threads_it_began_with(world: World, finished: Pa
     assert left["."]["log"] == truth["."]["log"]
     manifest = json.loads((run / "manifest.json").read_text()) | {"threads": 65_000}
     (run / "manifest.json").write_text(json.dumps(manifest))
-    with Run(run).as_begun(Notes()):
+    with Run(run).as_begun(notes):
         assert torch.get_num_threads() == here
     assert "more than this machine has cores" in noted[-1]
+
+
+def test_a_manifest_notes_which_library_multiplies(finished: Path, tmp_path: Path) -> None:
+    copied, notes, here = tmp_path / "run", Notes(), products()
+    shutil.copytree(finished, copied)
+    manifest = json.loads((copied / "manifest.json").read_text())
+    assert manifest["products"] == here
+    other = {"oneDNN": "PyTorch", "PyTorch": "oneDNN"}[here]
+    older = {key: value for key, value in manifest.items() if key != "products"}
+    for noted in (manifest, manifest | {"products": other}, older):
+        (copied / "manifest.json").write_text(json.dumps(noted))
+        with Run(copied).as_begun(notes):
+            assert products() == here
+        assert Run(copied).identity == Run(finished).identity
+    [told] = notes.texts
+    assert told == (
+        f"{copied} began where {other} multiplies frozen layers on a CPU; here {here} does, and last digits may differ"
+    )
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="two threads need two cores")

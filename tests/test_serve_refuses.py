@@ -205,6 +205,23 @@ async def test_malformed_requests_are_refused(model: Path):
         assert error_of(await client.get("/jobs/99999999999999999999"), 404)
 
 
+@pytest.mark.parametrize("path", ["/", "/static/app.js"])
+async def test_a_range_that_cannot_be_had_is_refused_as_all_else_is(model: Path, path: str):
+    async with serving(model) as client:
+        whole = await client.get(path)
+        for wrong in ("bytes", "bytes=", "bytes=x-y", "lines=0-3", "bytes=5-2", "bytes=-"):
+            assert error_of(await client.get(path, headers={"range": wrong}), 400), wrong
+        beyond = await client.get(path, headers={"range": f"bytes={len(whole.content)}-"})
+        assert error_of(beyond, 416)
+        assert beyond.headers["content-range"] == f"bytes */{len(whole.content)}"
+        assert beyond.headers["x-content-type-options"] == "nosniff"
+        head = await client.head(path, headers={"range": "bytes"})
+        assert (head.status_code, head.content, head.headers["content-type"]) == (400, b"", "application/json")
+        some = await client.get(path, headers={"range": "bytes=2-5"})
+        assert (some.status_code, some.content) == (206, whole.content[2:6])
+        assert (await client.get("/metrics")).headers["content-type"].startswith("text/plain")
+
+
 @pytest.mark.parametrize("closed", [False, True])
 async def test_what_does_not_exist_is_not_found_whoever_asks(model: Path, closed: bool):
     async with serving(model, rules=Rules(TOKEN, closed=closed)) as client:

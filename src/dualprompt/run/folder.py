@@ -28,7 +28,7 @@ from dualprompt.run.checkpoint import Checkpoints, State
 from dualprompt.run.code import code_of
 from dualprompt.run.identity import Identity, digest_of
 from dualprompt.run.measures import UNKNOWN
-from dualprompt.run.provenance import git_state, versions
+from dualprompt.run.provenance import git_state, products, versions
 from dualprompt.run.records import LogLine, ManifestRecord, ResultRecord
 
 
@@ -88,6 +88,7 @@ class Run:
             "backbone": asdict(weights),
             "precision": precision,
             "threads": torch.get_num_threads(),
+            "products": products(),
             "tasks": [
                 {"name": t.name, "classes": list(t.classes), "train": len(t.train), "test": len(t.test)}
                 for t in stream.experiences
@@ -193,9 +194,17 @@ class Run:
 
     @contextmanager
     def as_begun(self, progress: Progress) -> Iterator[None]:
-        """Compute with as many threads as the run began with: how sums are cut decides their last bits."""
-        here = torch.get_num_threads()
-        began = self.manifest().get("threads") or here
+        """Compute with as many threads as the run began with: how sums are cut decides their last bits.
+
+        Which library multiplies decides them too; it is not changed, but told of.
+        """
+        manifest, here = self.manifest(), torch.get_num_threads()
+        if manifest.get("products") not in (None, products()):
+            progress.note(
+                f"{self.folder} began where {manifest['products']} multiplies frozen layers on a CPU; here "
+                f"{products()} does, and last digits may differ"
+            )
+        began = manifest.get("threads") or here
         if began == here:
             yield
             return

@@ -1,4 +1,4 @@
-"""What a run is made with: versions of packages, and the commit of the source tree."""
+"""What a run is made with: versions of packages, the library of products, and the commit of the source tree."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import importlib.metadata
 import platform
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from dualprompt.backbones.products import by_onednn
 
 VERSIONS = ("torch", "numpy", "pillow", "safetensors", "lightning-fabric", "scikit-learn", "matplotlib")
 
@@ -15,6 +17,11 @@ def versions() -> dict[str, str | None]:
     """Return the versions of what decides numbers beside our own code."""
     found = {name: _version(name) for name in VERSIONS}
     return found | {"python": platform.python_version(), "platform": platform.platform()}
+
+
+def products() -> Literal["oneDNN", "PyTorch"]:
+    """Return which library multiplies frozen layers in fp32 on this CPU: it decides their last digits."""
+    return "oneDNN" if by_onednn() else "PyTorch"
 
 
 def _version(package: str) -> str | None:

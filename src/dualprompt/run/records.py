@@ -53,6 +53,7 @@ class ManifestRecord(Record):
     backbone: _BackboneRecord
     precision: Literal["float32", "bfloat16"]
     threads: Annotated[int, Field(ge=1, lt=2**16)] | None = None  # once they were not noted
+    products: Literal["oneDNN", "PyTorch"] | None = None  # nor was what multiplies frozen layers on a CPU
     tasks: list[_TaskRecord]
     versions: dict[str, str | None]
     git: _GitRecord | None

@@ -22,6 +22,7 @@ from dualprompt.hosted.model import ServedModel, describe
 from dualprompt.inbound.guard import Guard, answer_refusal
 from dualprompt.inbound.limits import Refusal
 from dualprompt.serve.editing import add_editing
+from dualprompt.serve.plain import PlainRefusals
 from dualprompt.serve.replies import Begun, Drifting, Forgotten, Health, HourCount, ModelInfo, Predictions
 from dualprompt.serve.reviewing import add_review
 from dualprompt.serve.schema import CHECK, IMAGES, PREDICT, REFUSALS, TEACH, docs_page
@@ -46,6 +47,7 @@ def create_app(model: ServedModel, settings: Settings) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.service = service
+    app.add_middleware(PlainRefusals)
     app.add_middleware(Guard, rules=settings.rules, observe=service.metrics.observe, most=settings.limits.requests)
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
 
