@@ -38,17 +38,14 @@ PACKAGE = "src/dualprompt/"
 PROMPTS = ("test_dualprompt", "test_reference_step")
 PROTOTYPES = ("test_methods_prototypes",)
 REGULARISED = ("test_methods_regularised", "test_rates")
-REHEARSAL = ("test_methods_rehearsal",)
+REHEARSAL = ("test_methods_rehearsal", "test_methods_replaying")
 ADAPTERS = ("test_methods_adapters", "test_adaptation")
 ADAPTED = ("aper", "ease", "hide-prompt", "inflora", "lae", "lora", "sd-lora", "single-prompt", "slca")
-HOSTILE = tuple(
-    f"test_hostile_files.py::{test}"
-    for test in (
-        "test_a_checkpoint_with_one_bit_changed",
-        "test_checkpoints_of_another_run",
-        "test_mutations_of_checkpoints",
-        "test_mutations_of_headers_of_checkpoints_without_checksum",
-    )
+HOSTILE = (
+    "test_crafted_files.py::test_a_checkpoint_with_one_bit_changed",
+    "test_crafted_files.py::test_checkpoints_of_another_run",
+    "test_hostile_files.py::test_mutations_of_checkpoints",
+    "test_hostile_files.py::test_mutations_of_headers_of_checkpoints_without_checksum",
 )
 
 
