@@ -137,6 +137,8 @@ def test_domains_share_their_labels(domains: list[str]) -> None:
     assert len(orders) > 2
     assert all(set(order) == {"photos", "paintings", "sketches"} for order in orders)
     assert stream(domains[::-1]).fingerprint != stream(domains).fingerprint
+    by_name = stream(domains, class_order=["sketches", "photos", "paintings"])
+    assert [each.name for each in by_name.experiences] == ["sketches", "photos", "paintings"]
 
 
 def test_classes_are_found_by_name_in_whatever_order_a_domain_lists_them(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -113,6 +114,21 @@ def test_anacp_is_two_regressions_over_all_that_was_seen() -> None:
     np.testing.assert_allclose(found, expected, atol=0.05)
     assert expected.std() > 0.1
     assert (found.argmax(axis=1) == labels).mean() > 0.95
+
+
+def test_anacp_draws_the_samples_of_one_class_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All at once they would be classes × samples × dim numbers, of which most are never needed together."""
+    drawn, randn = [], torch.randn
+
+    def noted(*sizes: Any, **options: Any) -> torch.Tensor:
+        found = randn(*sizes, **options)
+        drawn.append(found.shape)
+        return found
+
+    monkeypatch.setattr(torch, "randn", noted)
+    taught(AnaCP(AnaCPConfig(projection=20, heads=2, samples=50), tiny_vit()), TASKS)
+    assert drawn.count((50, DIM)) == 3 + 4 + 6  # of every class so far, after every task
+    assert all((50 * classes, DIM) not in drawn for classes in (3, 4, 6))
 
 
 def test_targets_are_further_apart_than_means_in_what_tells_classes_apart() -> None:

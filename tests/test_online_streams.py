@@ -171,6 +171,18 @@ def test_si_blurry_draws_its_borders() -> None:
     assert stream("si-blurry", tasks=4).fingerprint != stream("si-blurry", tasks=4, blur=0.2).fingerprint
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_order_by_names_is_that_of_their_numbers(kind: str) -> None:
+    DRAWN.counts, numbers = [4, 5, 6, 7], [2, 0, 3, 1]
+    by_number, by_name = (
+        only(stream(kind, tasks=2, class_order=order)) for order in (numbers, [f"class {number}" for number in numbers])
+    )
+    assert by_name.classes == by_number.classes
+    assert torch.equal(by_name.train.indices, by_number.train.indices)
+    with pytest.raises(DualPromptError, match="unknown class 'klass 2'"):
+        stream(kind, tasks=2, class_order=["klass 2", "class 0", "class 3", "class 1"])
+
+
 def test_several_datasets_make_one_stream() -> None:
     DRAWN.counts, OTHER.counts = [4, 5], [3, 6, 2]
     each = only(stream("si-blurry", 1, ["drawn", "drawn too"], tasks=2))

@@ -14,7 +14,7 @@ import numpy as np
 from dualprompt.config import BenchmarkConfig, parse
 from dualprompt.data.cache import Store, bad_images, decode
 from dualprompt.data.experience import Experience, Plan, Stream, Subset, union
-from dualprompt.data.folder import load_folder
+from dualprompt.data.folder import load_folder, one_form
 from dualprompt.data.images import Images
 from dualprompt.data.making import Pool, make_experiences
 from dualprompt.data.origin import mark
@@ -87,11 +87,16 @@ def drawn_by_run(config: BenchmarkConfig) -> bool:
     return config.class_order_seed is None and not (fixed and config.shots is None and config.imbalance is None)
 
 
-def order_of(config: BenchmarkConfig, seed: int) -> Callable[[int], np.ndarray]:
-    """Return what puts so many things in the benchmark's order: as they are, drawn from a seed, or as it lists them."""
+def order_of(config: BenchmarkConfig, seed: int, names: Sequence[str] = ()) -> Callable[[int], np.ndarray]:
+    """Return what puts so many things in the benchmark's order: as they are, drawn from a seed, or as it lists them.
+
+    `names` are what a list of names may say of the things, in the order that they are numbered in.
+    """
     order, order_seed = config.class_order, stream_seed(config, seed)
     if isinstance(order, list):
-        return functools.partial(_as_listed, order)
+        listed = [name for name in order if isinstance(name, str)]
+        numbers = members([one_form(name) for name in listed], names, "class_order") if listed and names else order
+        return functools.partial(_as_listed, numbers)
     kind, _, own = order.partition("-")
     order_seed = int(own) if own else order_seed
     # The orders of other codes come from the generators of these codes, which their seeds go into as they are.
@@ -104,6 +109,15 @@ def order_of(config: BenchmarkConfig, seed: int) -> Callable[[int], np.ndarray]:
     if kind == "coda":  # CODA-Prompt's: seed 0 leaves the classes as they are
         return functools.partial(_shuffled_by_python, order_seed)
     return np.random.default_rng(derive(order_seed, "class_order")).permutation if kind == "shuffled" else np.arange
+
+
+def members(names: Sequence[str], known: Sequence[str], option: str) -> list[int]:
+    """Return the places of names among the known ones; `option` is where the names were given."""
+    places = {name: place for place, name in enumerate(known)}
+    for name in names:
+        if name not in places:
+            raise DualPromptError(f"benchmark.{option}: unknown class '{name}'; {nearest(name, known)}")
+    return [places[name] for name in names]
 
 
 def _as_listed(order: Sequence[int | str], count: int) -> np.ndarray:

@@ -132,12 +132,16 @@ class AnaCP(ClosedForm[AnaCPConfig]):
         return torch.cat([precise(means) for means in kept.means]), covariance
 
     def _solve_head(self, means: Tensor, covariance: Tensor, generator: torch.Generator) -> None:
-        count, (classes, dim) = self.config.samples, means.shape
-        noise = torch.randn(classes * count, dim, generator=generator, dtype=torch.float64).to(means.device)
-        labels = torch.arange(classes, device=means.device).repeat_interleave(count)
-        drawn = means[labels] + noise @ torch.linalg.cholesky(covariance).T
-        found = Moments.of(drawn.to(self.outer), labels.to(self.outer.device), classes, self.expand)
-        rows = weights_of(found.gram, found.sums, self.config.strength).T
+        count, dim = self.config.samples, means.shape[1]
+        root = torch.linalg.cholesky(covariance).T
+        gram, sums = torch.zeros(()), []
+        for mean in means:  # one class after another: samples of all of them at once would be many
+            noise = torch.randn(count, dim, generator=generator, dtype=torch.float64).to(means.device)
+            drawn = (mean + noise @ root).to(self.outer)
+            found = Moments.of(drawn, torch.zeros(count, dtype=torch.int64, device=drawn.device), 1, self.expand)
+            gram = gram.to(found.gram) + found.gram
+            sums.append(found.sums)
+        rows = weights_of(gram, torch.cat(sums, dim=1), self.config.strength).T
         sizes = [len(block) for block in self.head.bias]
         self.set_head((SHARPNESS * rows).split(sizes), list(self.head.bias))
 

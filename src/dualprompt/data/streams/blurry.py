@@ -14,7 +14,7 @@ from dualprompt.config import BenchmarkConfig
 from dualprompt.data.arrival import Arrival, in_tasks
 from dualprompt.data.sources import Dataset
 from dualprompt.data.stream import STREAMS, Plan, order_of
-from dualprompt.data.streams.online import generator_of, number_of, single
+from dualprompt.data.streams.online import all_classes, generator_of, number_of, single
 
 DISJOINT, BLUR = 0.5, 0.1  # N and M of both papers
 
@@ -35,9 +35,10 @@ def _blurry(config: BenchmarkConfig, seed: int, datasets: Sequence[Dataset], dra
     tasks = number_of(config.tasks, "tasks")
     alone_share = DISJOINT if config.disjoint is None else config.disjoint
     stray_share = BLUR if config.blur is None else config.blur
+    in_order = order_of(config, seed, all_classes(config, datasets))
 
     def arrive(classes: np.ndarray) -> Arrival:
-        rng, order = generator_of(config, seed), order_of(config, seed)(classes.max() + 1)
+        rng, order = generator_of(config, seed), in_order(classes.max() + 1)
         groups = np.split(order, [int(alone_share * len(order))])
         alone, shared = (
             [rng.permutation(np.flatnonzero(np.isin(classes, part))) for part in _cut(group, tasks, rng, drawn)]

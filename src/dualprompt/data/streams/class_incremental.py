@@ -9,8 +9,8 @@ import numpy as np
 from dualprompt.config import BenchmarkConfig
 from dualprompt.data.folder import one_form
 from dualprompt.data.sources import Dataset
-from dualprompt.data.stream import STREAMS, Plan, names_of, order_of, place_of, whole
-from dualprompt.errors import DualPromptError, nearest
+from dualprompt.data.stream import STREAMS, Plan, members, names_of, order_of, place_of, whole
+from dualprompt.errors import DualPromptError
 
 
 @STREAMS.register("class")
@@ -20,13 +20,14 @@ def class_incremental(config: BenchmarkConfig, seed: int, datasets: Sequence[Dat
     The order permutes the classes of a dataset before it is cut by numbers of classes; where the config says what each
     task holds (a list of datasets, or class names) it permutes the tasks.
     """
-    order = order_of(_numbered(config, datasets), seed)
+    many = isinstance(config.dataset, list)
+    order = order_of(config, seed, [each.name for each in datasets] if many else datasets[0].classes)
     named = [task for task in config.tasks if isinstance(task, list)] if isinstance(config.tasks, list) else []
-    if isinstance(config.dataset, list):
+    if many:
         plans = [whole(name, i, datasets[i]) for i, name in enumerate(names_of(config))]
     elif named:
         named = [[one_form(name) for name in task] for task in named]
-        plans = [Plan(None, 0, _members(task, datasets[0].classes), tuple(task)) for task in named]
+        plans = [Plan(None, 0, members(task, datasets[0].classes, "tasks"), tuple(task)) for task in named]
     else:
         classes = datasets[0].classes
         counts = _counts(config.tasks, len(classes), config.first)
@@ -35,17 +36,6 @@ def class_incremental(config: BenchmarkConfig, seed: int, datasets: Sequence[Dat
         order = np.arange  # the shuffle is spent on the classes
     _refuse_returning(plans)
     return [plans[i] for i in order(len(plans))]
-
-
-def _numbered(config: BenchmarkConfig, datasets: Sequence[Dataset]) -> BenchmarkConfig:
-    """Return the config with the names of an order that lists the classes of one dataset replaced by their numbers."""
-    names = (
-        [name for name in config.class_order if isinstance(name, str)] if isinstance(config.class_order, list) else []
-    )
-    if not names or isinstance(config.dataset, list):
-        return config
-    numbers = _members([one_form(name) for name in names], datasets[0].classes, "class_order")
-    return config.model_copy(update={"class_order": numbers})
 
 
 def _refuse_returning(plans: Sequence[Plan]) -> None:
@@ -59,13 +49,6 @@ def _refuse_returning(plans: Sequence[Plan]) -> None:
                     f"class '{name}' is in two tasks, {owner[name]} and {here}; keep or rename one of them, or set "
                     "benchmark.stream: domain if all tasks have the same classes"
                 )
-
-
-def _members(names: Sequence[str], classes: Sequence[str], option: str = "tasks") -> list[int]:
-    for name in names:
-        if name not in classes:
-            raise DualPromptError(f"benchmark.{option}: unknown class '{name}'; {nearest(name, classes)}")
-    return [classes.index(name) for name in names]
 
 
 def _counts(tasks: int | list[int] | list[list[str]] | None, total: int, first: int | None = None) -> list[int]:

@@ -37,4 +37,5 @@ def domain_incremental(config: BenchmarkConfig, seed: int, datasets: Sequence[Da
         there = set(np.unique(dataset.train.labels)) & set(np.unique(dataset.test.labels))
         members = {name: number for name in classes if (number := dataset.classes.index(name)) in there}
         plans.append(Plan(dataset.name, place, list(members.values()), tuple(members)))
-    return [plans[i] for i in order_of(config, seed)(len(plans))]
+    order = order_of(config, seed, [dataset.name for dataset in datasets])
+    return [plans[i] for i in order(len(plans))]

@@ -22,8 +22,10 @@ def online(config: BenchmarkConfig, seed: int, datasets: Sequence[Dataset]) -> l
     """
     groups = 1 if config.tasks is None else number_of(config.tasks, "groups of classes")
 
+    order = order_of(config, seed, all_classes(config, datasets))
+
     def arrive(classes: np.ndarray) -> Arrival:
-        parts = np.array_split(order_of(config, seed)(classes.max() + 1), groups)
+        parts = np.array_split(order(classes.max() + 1), groups)
         return in_tasks([np.flatnonzero(np.isin(classes, part)) for part in parts], generator_of(config, seed))
 
     return [single(config, datasets, arrive)]
@@ -31,12 +33,16 @@ def online(config: BenchmarkConfig, seed: int, datasets: Sequence[Dataset]) -> l
 
 def single(config: BenchmarkConfig, datasets: Sequence[Dataset], arrive: Arrive) -> Plan:
     """Return the plan of one experience with all classes of all datasets."""
-    if len(datasets) == 1:
-        classes: Sequence[str] = datasets[0].classes
-    else:
-        plans = [whole(name, place, datasets[place]) for place, name in enumerate(names_of(config))]
-        classes = [name for plan in plans for name in plan.classes]
+    classes = all_classes(config, datasets)
     return Plan("stream", None, range(len(classes)), classes, border=False, arrive=arrive)
+
+
+def all_classes(config: BenchmarkConfig, datasets: Sequence[Dataset]) -> Sequence[str]:
+    """Return the names of all classes of all datasets, in the order that they are numbered in."""
+    if len(datasets) == 1:
+        return datasets[0].classes
+    plans = [whole(name, place, datasets[place]) for place, name in enumerate(names_of(config))]
+    return [name for plan in plans for name in plan.classes]
 
 
 def generator_of(config: BenchmarkConfig, seed: int) -> np.random.Generator:
