@@ -73,7 +73,7 @@ def ridge(inputs: np.ndarray, labels: np.ndarray, classes: int, share: float) ->
 @pytest.mark.parametrize("reads", ["class", "class+patches"])
 def test_the_shared_prompts_find_the_task_and_its_own_name_the_class(reads: str) -> None:
     vit = tiny_vit()
-    method = taught(vit=vit, reads=reads, own_share=0.6)
+    method = taught(vit=vit, reads=reads, own_share=0.6, strength_share=0.003)
     tests = torch.cat([random_images(5, seed=90 + t) + (t + 1) for t in range(3)])
     found = method.predict(batch_of(tests))
 
@@ -203,7 +203,17 @@ def test_prompts_of_both_kinds_are_patches_of_neither() -> None:
     torch.testing.assert_close(found[:, vit.config.dim :], expected, atol=1e-5, rtol=1e-5)
 
 
-def test_what_is_plain_is_said_with_confidence() -> None:
-    method = taught()
-    sure = method.predict(batch_of(torch.cat([images_of(task) for task in range(3)]))).logits.softmax(dim=1)
+@pytest.mark.parametrize("share", [0.003, None])
+def test_what_is_plain_is_said_with_confidence(share: float | None) -> None:
+    """Whatever λ, which draws all scores towards 0: a pattern a class, and little else."""
+    method = DualPromptRP(DualPromptRPConfig(**{**SMALL, "projection": 200, "strength_share": share}), tiny_vit())
+    patterns = random_images(9, seed=1)
+    for index in range(3):
+        labels = torch.arange(IMAGES) % CLASSES + CLASSES * index
+        images = patterns[labels] + random_images(IMAGES, seed=2 + index) / 10
+        view = task_view(index, CLASSES, images=images, labels=labels, batch_size=7)
+        method.begin_task(view)
+        method.end_task(view)
+    sure = method.predict(batch_of(patterns)).logits.softmax(dim=1)
+    assert sure.argmax(dim=1).tolist() == list(range(9))
     assert float(sure.amax(dim=1).median()) > 0.6

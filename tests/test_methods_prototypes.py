@@ -22,7 +22,15 @@ from dualprompt.methods.experts import SHARPNESS
 from dualprompt.methods.klda import KLDA, KLDAConfig, median_distance
 from dualprompt.methods.lda import LDA, LDAConfig
 from dualprompt.methods.ranpac import RanPAC, RanPACConfig
-from dualprompt.methods.ridge import STRENGTHS, Moments, Ridge, choose_strength, choose_strength_by_samples
+from dualprompt.methods.ridge import (
+    HALF_POWERS,
+    STRENGTHS,
+    Moments,
+    Ridge,
+    choose_strength,
+    choose_strength_by_samples,
+    fit_by_sums,
+)
 from dualprompt.methods.ridge_head import RidgeHead, RidgeHeadConfig
 from dualprompt.methods.simple_cil import SimpleCIL, SimpleCILConfig
 from dualprompt.methods.statistics import (
@@ -183,6 +191,74 @@ def test_fewer_samples_than_dimensions_choose_by_samples_what_they_would_choose_
     by_choice = Ridge(DIM, lambda x: x).add(features, task_of(0, labels, 3), None, seeded(7))
     by_hand = Ridge(DIM, lambda x: x).add(features, task_of(0, labels, 3), chosen, seeded(0))
     torch.testing.assert_close(by_choice[0], by_hand[0], rtol=1e-4, atol=1e-6)
+
+
+def generalised_error(features: np.ndarray, targets: np.ndarray, strength: float) -> float:
+    """By the samples: the residuals of the hat matrix, each over the mean share that a sample has in its own answer."""
+    hat = features @ np.linalg.solve(features.T @ features + strength * np.eye(features.shape[1]), features.T)
+    residuals = targets - hat @ targets
+    return float(len(features) * (residuals**2).sum() / (len(features) - np.trace(hat)) ** 2)
+
+
+@pytest.mark.parametrize("sizes", [[9, 8, 8], [2, 2, 1], [60, 70, 80]])
+@pytest.mark.parametrize("spread", [0.5, 8.0])
+def test_sums_alone_choose_the_strength_of_least_generalised_error(sizes: list[int], spread: float) -> None:
+    features, labels = blobs(0, sizes, spread=spread)
+    rows, targets = features.double(), torch.nn.functional.one_hot(labels, 3).double()
+    gram, sums = rows.T @ rows, rows.T @ targets
+    mean = float(gram.diagonal().mean())
+    candidates = [mean * 10 ** (step / 2) for step in HALF_POWERS]
+    errors = [generalised_error(rows.numpy(), targets.numpy(), strength) for strength in candidates]
+    fit = fit_by_sums(gram, sums, len(rows), len(rows))
+    at = int(np.argmin(np.abs(np.array(candidates) - fit.strength)))
+    neighbours = errors[max(at - 1, 0) : at + 2]
+    assert errors[at] == min(neighbours)
+    assert errors[at] <= 1.02 * min(errors)
+    assert fit.error == pytest.approx(errors[at], rel=1e-6)
+
+
+def test_sums_tell_about_what_samples_left_out_would_be_answered() -> None:
+    features, labels = blobs(0, [40, 40, 40], spread=6.0)
+    rows, targets = features.double().numpy(), np.eye(3)[labels.numpy()]
+    fit = fit_by_sums(torch.from_numpy(rows.T @ rows), torch.from_numpy(rows.T @ targets), 120, 120)
+    answers = np.stack(
+        [
+            row @ ridge_solution(np.delete(rows, i, 0), np.delete(labels.numpy(), i), 3, fit.strength)
+            for i, row in enumerate(rows)
+        ]
+    )
+    assert fit.true == pytest.approx(float((answers * targets).sum(axis=1).mean()), abs=0.02)
+    assert fit.other == pytest.approx(float((answers * (1 - targets)).sum(axis=1).mean()) / 2, abs=0.02)
+    assert fit.error == pytest.approx(float(((answers - targets) ** 2).sum(axis=1).mean()), rel=0.05)
+
+
+@pytest.mark.parametrize("spread", [2.0, 3.0, 6.0, 100.0])
+def test_outputs_that_a_strong_ridge_shrank_are_sharpened_no_further_than_noise_allows(spread: float) -> None:
+    """Held to samples that were never seen: sharpened they tell more of the labels than as they come out."""
+    drawn = np.random.default_rng(5)
+    means, labels = 3 * drawn.normal(size=(20, DIM)), np.arange(120) % 20
+    rows, unseen = (means[labels] + spread * drawn.normal(size=(120, DIM)) for _ in range(2))
+    fit = fit_by_sums(torch.from_numpy(rows.T @ rows), torch.from_numpy(rows.T @ np.eye(20)[labels]), 120, 120)
+    outputs = torch.from_numpy(unseen @ ridge_solution(rows, labels, 20, fit.strength))
+
+    def loss(factor: float) -> float:
+        return float(torch.nn.functional.cross_entropy(factor * outputs, torch.from_numpy(labels)))
+
+    assert loss(fit.sharpness(10.0)) < min(map(loss, (3.0, 10.0, 30.0, 100.0))) + 0.05
+    if spread < 100:
+        assert loss(fit.sharpness(10.0)) < loss(10.0) - 0.1
+
+
+def test_a_strength_chosen_by_sums_does_not_depend_on_how_samples_came() -> None:
+    features, labels = blobs(0, [20, 20, 20], spread=4.0)
+    whole, parts = (Ridge(DIM, lambda x: x, counted=True) for _ in range(2))
+    together, apart = whole.add(features, task_of(0, labels, 3), None, seeded(0)), []
+    for index, label in enumerate((0, 1, 2)):
+        own = labels == label
+        view = of_labels(task_view(index, 1, features[own], labels=labels[own]), label, 1)
+        apart = parts.add(features[own], view, None, seeded(index))
+    torch.testing.assert_close(torch.cat(apart), torch.cat(together), rtol=1e-2, atol=1e-5)
+    assert [part.tolist() for part in parts.counts] == [[20.0]] * 3
 
 
 def test_ridge_survives_fewer_samples_than_dimensions() -> None:

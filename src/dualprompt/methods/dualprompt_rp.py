@@ -38,7 +38,11 @@ class DualPromptRPConfig(ExpertsConfig):
     reads: Literal["class", "class+patches"] = Field(
         default="class+patches", description="what the projections read: the class token, or the patches' mean as well"
     )
-    strength_share: float = Field(default=0.003, gt=0, description="λ, as a share of the mean of HᵀH's diagonal")
+    strength_share: float | None = Field(
+        default=None,
+        gt=0,
+        description="λ, as a share of the mean of HᵀH's diagonal (default: chosen from the sums)",
+    )
     own_share: float = Field(
         default=0.7, ge=0, le=1, description="weight of the own prompts' scores in the sum of both"
     )
@@ -69,6 +73,8 @@ class DualPromptRP(Experts[DualPromptRPConfig]):
         "bank.e_prompt": None,
         "by_shared.ridge.sums": 1,
         "by_own.ridge.sums": 1,
+        "by_shared.ridge.counts": 0,
+        "by_own.ridge.counts": 0,
         "task_head.weight": 0,
         "task_head.bias": 0,
     }
@@ -76,8 +82,9 @@ class DualPromptRP(Experts[DualPromptRPConfig]):
     def __init__(self, config: DualPromptRPConfig, backbone: BackboneSource) -> None:
         super().__init__(config, backbone)
         self.shared_prompt = nn.Buffer(torch.zeros(self.bank.e_shape))  # the first task's E-Prompt, which stays
-        self.by_shared = Projected(self.width, config.projection)
-        self.by_own = Projected(self.width, config.projection)
+        by_sums = config.strength_share is None
+        self.by_shared = Projected(self.width, config.projection, by_sums)
+        self.by_own = Projected(self.width, config.projection, by_sums)
         self.task_head = GrowingHead(config.projection)  # of the shared prompts' features; finds the task
         # Task of each class of that head, and the row that the same class has in `head`, where a forgotten one is zero.
         self.task_of = nn.Buffer(torch.empty(0, dtype=torch.int64), persistent=False)
@@ -125,7 +132,9 @@ class DualPromptRP(Experts[DualPromptRPConfig]):
             (self.by_own, self.head, by_own),
         ):
             solved = projected.ridge.add(features, task, None, task.generator, self.config.strength_share)
-            settle(head, [SHARPNESS * rows for rows in solved])
+            fit = projected.ridge.fit
+            sharpness = SHARPNESS if fit is None else fit.sharpness(SHARPNESS)
+            settle(head, [sharpness * rows for rows in solved])
 
     def _note_classes(self) -> None:
         """Note the task of each class, and its row in `head`: all of them, unless some are of forgotten classes."""

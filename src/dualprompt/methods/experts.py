@@ -59,10 +59,10 @@ class Projected(nn.Module):
 
     projection: Tensor
 
-    def __init__(self, dim: int, width: int) -> None:
+    def __init__(self, dim: int, width: int, counted: bool = False) -> None:
         super().__init__()
         self.register_buffer("projection", torch.zeros(dim, width))
-        self.ridge = Ridge(width, self.expand)
+        self.ridge = Ridge(width, self.expand, counted)
 
     def draw(self, generator: torch.Generator) -> None:
         """Draw the projection, before the first task."""

@@ -31,7 +31,12 @@ class RanPACConfig(ExpertsConfig, FirstSessionConfig):
 
     name: str = "ranpac"
     training_logits: Literal["masked", "unmasked"] = "unmasked"
-    strength: float | None = Field(default=None, gt=0, description="λ (default: chosen on a fifth of each task)")
+    strength: float | None = Field(default=None, gt=0, description="λ (default: chosen by `strength_by`)")
+    strength_by: Literal["fifth", "sums"] = Field(
+        default="fifth",
+        description="how λ is chosen: on a fifth of each task, as in the original, or by generalised cross-validation "
+        "from the sums over all tasks, as in dualprompt-rp",
+    )
 
 
 @METHODS.register("ranpac")
@@ -40,11 +45,12 @@ class RanPAC(Experts[RanPACConfig]):
 
     summary = "random projection of frozen or first-session features, and ridge regression"
     grid: ClassVar[Grid] = {"method.projection": (2000, 1000, 500, 4000)}
-    of_task: ClassVar[OfTask] = {**Experts.of_task, "projected.ridge.sums": 1}
+    of_task: ClassVar[OfTask] = {**Experts.of_task, "projected.ridge.sums": 1, "projected.ridge.counts": 0}
 
     def __init__(self, config: RanPACConfig, backbone: BackboneSource) -> None:
         super().__init__(config, backbone, prompted=config.first_session == "prompts")
-        self.projected = Projected(self.width, config.projection)
+        counted = config.strength is None and config.strength_by == "sums"
+        self.projected = Projected(self.width, config.projection, counted)
         self.adaptation: Adaptation | None = None
         if config.first_session in ("lora", "adapter"):
             self.adaptation = make_adaptation(config.first_session, self.backbone, config)

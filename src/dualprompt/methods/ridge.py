@@ -15,6 +15,8 @@ from dualprompt.methods.statistics import TensorList, packed, precise, unpacked
 
 STRENGTHS = tuple(10.0**power for power in range(-8, 9))
 """The values of λ that RanPAC tries."""
+HALF_POWERS = range(-8, 5)
+"""Half powers of ten: the shares of the mean of HᵀH's diagonal among which λ is found from the sums."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,78 @@ def choose_strength_by_samples(features: Tensor, labels: Tensor, held: Tensor, h
     return _best(lambda strength: _weights(gram, labels, strength), error)
 
 
+@dataclass(frozen=True)
+class SumsFit:
+    """What sums tell of ridge regression on n samples: how it would answer a sample that was left out."""
+
+    strength: float  # λ
+    error: float  # generalised cross-validation: mean squared error of a sample's outputs
+    true: float  # mean output of a sample's own label
+    other: float  # mean output of each other label
+    outputs: int
+
+    def sharpness(self, most: float) -> float:
+        """Return what outputs are multiplied by as logits: `most` where a sample's own label comes out as 1.
+
+        The stronger λ, the closer outputs are to 0, so the factor rises with 1 / `true`. But it is not above that of
+        Gaussian noise about the two means, where it would make guesses look sure.
+        """
+        spread = (1 - self.true) ** 2 + (self.outputs - 1) * self.other**2
+        variance = max((self.error - spread) / self.outputs, 1e-9)
+        factor = min(most / max(self.true, 1e-3), (self.true - self.other) / variance)
+        return factor if factor > 0 else most  # nothing was learned that would tell
+
+
+def fit_by_sums(gram: Tensor, sums: Tensor, samples: int, count: int) -> SumsFit:
+    """Choose the λ of least generalised cross-validation error (Golub et al., 1979), which sums alone can tell.
+
+    The error is n ‖HW − Y‖² / (n − tr H(G + λI)⁻¹Hᵀ)², about what is lost when each sample is left out in turn. No
+    sample is held out for it, and all tasks have their say. It is walked downhill from a tenth of the diagonal's mean.
+
+    Args:
+        gram: G = HᵀH in float64, of all samples.
+        sums: HᵀY, (dim, outputs), of one-hot labels.
+        samples: those that have a label, ‖Y‖²; the others were forgotten.
+        count: n, of all samples.
+    """
+    mean = float(gram.diagonal().mean())
+    found: dict[int, SumsFit] = {}
+
+    def error(step: int) -> float:
+        if step not in found:
+            found[step] = _fit(gram, sums, samples, count, mean * 10 ** (step / 2))
+        return found[step].error
+
+    best = -2
+    for direction in (1, -1):
+        while best + direction in HALF_POWERS and error(best + direction) < error(best):
+            best += direction
+    error(best)
+    return found[best]
+
+
+def _fit(gram: Tensor, sums: Tensor, samples: int, count: int, strength: float) -> SumsFit:
+    outputs, impossible = sums.shape[1], SumsFit(strength, float("inf"), 0.0, 0.0, sums.shape[1])
+    root = _root(gram, strength)
+    if root is None:
+        return impossible
+    free = count - len(gram) + strength * float(torch.cholesky_inverse(root).trace())
+    if free <= 0:
+        return impossible
+    weight = torch.cholesky_solve(sums, root)
+    residual = samples - float((weight * sums).sum()) - strength * float(weight.square().sum())
+    true = float((weight * sums).sum()) / max(samples, 1)
+    others = float((sums.sum(dim=1) @ weight).sum()) - true * samples
+    kept = free / max(count, 1)  # of a sample's residual is left of what it would be without the sample
+    return SumsFit(
+        strength,
+        residual / max(count, 1) / kept**2,
+        1 - (1 - true) / kept,
+        others / max(samples * (outputs - 1), 1) / kept,
+        outputs,
+    )
+
+
 def _best(solve: Callable[[float], Tensor | None], error: Callable[[Tensor], float]) -> float:
     best, chosen = float("inf"), STRENGTHS[-1]
     for strength in STRENGTHS:
@@ -68,31 +142,45 @@ def _best(solve: Callable[[float], Tensor | None], error: Callable[[Tensor], flo
     return chosen
 
 
-def _weights(gram: Tensor, sums: Tensor, strength: float) -> Tensor | None:
-    """Return (G + λI)⁻¹ C, or None where λ is too little for what float64 can tell apart."""
+def _root(gram: Tensor, strength: float) -> Tensor | None:
+    """Return the Cholesky factor of G + λI, or None where λ is too little for what float64 can tell apart."""
     shifted = gram.clone()
     shifted.diagonal().add_(strength)
     root, failed = torch.linalg.cholesky_ex(shifted)
-    return None if int(failed) else torch.cholesky_solve(sums, root)
+    return None if int(failed) else root
+
+
+def _weights(gram: Tensor, sums: Tensor, strength: float) -> Tensor | None:
+    """Return (G + λI)⁻¹ C, or None where there is no Cholesky factor."""
+    root = _root(gram, strength)
+    return None if root is None else torch.cholesky_solve(sums, root)
 
 
 def weights_of(gram: Tensor, sums: Tensor, strength: float) -> Tensor:
     """Return (G + λI)⁻¹ C in float64, (dim, outputs), with a larger λ where rounded sums call for one."""
     while (weights := _weights(gram, sums, strength)) is None:
-        strength *= 10
+        strength = max(10 * strength, 1e-12)  # features of a dead network are all zero, and so is a share of them
     return weights
 
 
 class Ridge(nn.Module):
-    """The sums over all tasks. They grow by a column a new label, and no feature is kept."""
+    """The sums over all tasks. They grow by a column a new label, and no feature is kept.
+
+    If `counted`, it also knows how many samples there were, and λ is chosen by the sums.
+    """
 
     gram: Tensor
 
-    def __init__(self, dim: int, expand: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, dim: int, expand: Callable[[Tensor], Tensor], counted: bool = False) -> None:
         super().__init__()
         self.dim, self.expand = dim, expand  # `expand` makes the (batch, dim) inputs of the regression from features
         self.register_buffer("gram", torch.zeros(dim * (dim + 1) // 2))  # HᵀH is symmetric: its upper triangle
         self.sums = TensorList()  # each (dim, labels that came together)
+        self.counted = counted
+        self.fit: SumsFit | None = None  # the newest, if `counted`
+        if counted:
+            self.counts = TensorList()  # samples of each label, as `sums`
+            self.register_buffer("count", torch.zeros((), dtype=torch.int64))  # of all, forgotten ones too
 
     def add(
         self,
@@ -107,7 +195,7 @@ class Ridge(nn.Module):
         Args:
             features: of the task's training images, before `expand`.
             task: says their labels. Sums of a label that returns are added to its own.
-            strength: λ; None: by `share`, or else chosen on a fifth of these features.
+            strength: λ; None: by `share`, or else chosen by the sums if `counted`, if not on a fifth of these features.
             generator: draws that fifth.
             share: λ as a share of the mean of HᵀH's diagonal.
         """
@@ -116,22 +204,23 @@ class Ridge(nn.Module):
         if not bool(torch.isfinite(moments.gram).all()):
             raise DualPromptError("the features of the newest task are not finite; lower train.lr or set train.clip")
         self.gram += packed(moments.gram).to(self.gram)
-        self._add_sums(moments.sums, task)
+        _add_by_label(self.sums, moments.sums, task)
+        if self.counted:
+            _add_by_label(self.counts, labels.bincount(minlength=classes), task)
+            self.get_buffer("count").add_(len(features))
         if strength is None and share is None:
-            strength = self._chosen(features, labels, classes, generator)
+            if self.counted:
+                self.fit = self._by_sums()
+                strength = self.fit.strength
+            else:
+                strength = self._chosen(features, labels, classes, generator)
         return self.solve(strength, share or 0.0)
 
-    def _add_sums(self, sums: Tensor, task: TaskView) -> None:
-        """Append the columns of new labels, and add those of labels that return to what is there."""
-        new = [place for place, label in enumerate(task.labels) if label in task.new_labels]
-        first = 0
-        for block in self.sums:
-            for place, label in enumerate(task.labels):
-                if first <= label < first + block.shape[1]:
-                    block[:, label - first] += sums[:, place].to(block)
-            first += block.shape[1]
-        if new:
-            self.sums.append(sums[:, new])
+    def _by_sums(self) -> SumsFit:
+        gram = unpacked(precise(self.gram), self.dim)
+        sums = torch.cat([precise(part) for part in self.sums], dim=1)
+        samples = int(sum(part.sum() for part in self.counts))
+        return fit_by_sums(gram, sums, samples, int(self.get_buffer("count")))
 
     def _chosen(self, features: Tensor, labels: Tensor, classes: int, generator: torch.Generator) -> float:
         order = torch.randperm(len(features), generator=generator).to(features.device)
@@ -168,3 +257,19 @@ class Ridge(nn.Module):
         gram = state["gram"]
         self.gram.copy_(packed(gram) if gram.ndim == 2 else gram)
         self.sums.restore(numbered(state, "sums"))
+        if self.counted:
+            self.counts.restore(numbered(state, "counts"))
+            self.get_buffer("count").copy_(state["count"])
+
+
+def _add_by_label(known: TensorList, values: Tensor, task: TaskView) -> None:
+    """Append the columns of new labels, (…, labels), and add those of labels that return to what is there."""
+    new = [place for place, label in enumerate(task.labels) if label in task.new_labels]
+    first = 0
+    for block in known:
+        for place, label in enumerate(task.labels):
+            if first <= label < first + block.shape[-1]:
+                block[..., label - first] += values[..., place].to(block)
+        first += block.shape[-1]
+    if new:
+        known.append(values[..., new])
