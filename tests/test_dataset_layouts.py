@@ -60,7 +60,9 @@ def refusal(name: str, root: Path) -> str:
 def make_cub(root: Path) -> None:
     folder = root / "CUB_200_2011"
     write(folder / "classes.txt", *(f"{n} {n:03}.Bird_{n}" for n in range(1, 201)))
-    write(folder / "images.txt", *(f"{n} {(n + 1) // 2:03}.Bird/{n}.jpg" for n in range(1, 401)))
+    files = [f"{(n + 1) // 2:03}.Bird/{n}.jpg" for n in range(1, 401)]
+    put(folder / "images", *files)
+    write(folder / "images.txt", *(f"{n} {file}" for n, file in enumerate(files, start=1)))
     write(folder / "image_class_labels.txt", *(f"{n} {(n + 1) // 2}" for n in range(1, 401)))
     write(folder / "train_test_split.txt", *(f"{n} {n % 2}" for n in range(1, 401)))
 
@@ -107,6 +109,7 @@ def marks(files: list[tuple[str, int]]) -> dict[str, np.ndarray]:
 def make_cars(root: Path) -> Path:
     folder = root / "stanford_cars"
     (folder / "devkit").mkdir(parents=True)
+    put(folder, *(f"{place}/{number:05}.jpg" for place in ("cars_train", "cars_test") for number in (1, 2, 9)))
     names = np.empty((1, 196), dtype=object)
     names[0] = [f"Car {n} C/V" for n in range(1, 197)]
     savemat(folder / "devkit" / "cars_meta.mat", {"class_names": names})
@@ -200,6 +203,7 @@ def make_domain(root: Path, domain: str, without: dict[str, int] | None = None) 
     for split in ("train", "test"):
         lines = [f"{domain}/class_{n:03}/{split}_{n}.jpg {n}" for n in range(345) if n != without.get(split)]
         write(root / "domainnet" / f"{domain}_{split}.txt", *lines)
+        put(root / "domainnet", *(line.split()[0] for line in lines))
 
 
 def test_domainnet_follows_its_lists(tmp_path: Path) -> None:
@@ -293,7 +297,26 @@ def make_tiny(root: Path) -> Path:
     write(
         folder / "val" / "val_annotations.txt", "val_0.JPEG\tn10000007\t0\t0\t9\t9", "val_1.JPEG\tn10000000\t0\t0\t9\t9"
     )
+    put(folder / "val" / "images", "val_0.JPEG", "val_1.JPEG")
     return folder
+
+
+LISTS = {
+    "cub200": (make_cub, "CUB_200_2011/images/007.Bird"),
+    "cars196": (make_cars, "stanford_cars/cars_test"),
+    "imagenet-r-coda": (make_coda, "imagenet-r/n10000007"),
+    "domainnet/sketch": (lambda root: make_domain(root, "sketch"), "domainnet/sketch/class_003"),
+    "tiny-imagenet": (make_tiny, "tiny-imagenet-200/val/images"),
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_lists_without_their_images_are_no_dataset(tmp_path: Path, name: str) -> None:
+    make, place = LISTS[name]
+    make(tmp_path)
+    assert DATASETS[name].load(tmp_path).classes
+    (tmp_path / place).rename(tmp_path / "elsewhere")
+    assert refusal(name, tmp_path).startswith(f"{tmp_path / place} does not exist; ")
 
 
 def test_tiny_imagenet_sorts_classes_and_tests_on_validation(tmp_path: Path) -> None:

@@ -78,6 +78,10 @@ def test_every_image_comes_exactly_once(
     kind: str, counts: list[int], tasks: int, shares: tuple[float, float], order: str, validation: float, seed: int
 ) -> None:
     DRAWN.counts = counts
+    tasks = min(tasks, len(counts)) if kind == "online" else tasks
+    if kind == "i-blurry":  # equal tasks: each has a class of one kind
+        alone = int(shares[0] * len(counts))
+        tasks = min(tasks, max(alone, len(counts) - alone))
     blurry = {} if kind == "online" else {"disjoint": shares[0], "blur": shares[1]}
     fields: dict[str, Any] = {"tasks": tasks, "class_order": order, "validation": validation, **blurry}
     found = stream(kind, seed, **fields)
@@ -276,6 +280,22 @@ def test_shots_are_drawn_from_the_task_on_that_has_them() -> None:
     )
 
 
+@pytest.mark.parametrize(("kind", "beyond"), [("class", 3), ("online", 2)])
+def test_shots_may_not_begin_behind_the_last_task(kind: str, beyond: int) -> None:
+    DRAWN.counts = [5] * 4
+    assert stream(kind, tasks=2, shots=1, shots_from=beyond - 1).experiences
+    with pytest.raises(DualPromptError, match=rf"shots_from is {beyond}, but the stream has {beyond - 1} task"):
+        stream(kind, tasks=2, shots=1, shots_from=beyond)
+
+
+@pytest.mark.parametrize(("kind", "most"), [("online", 5), ("i-blurry", 3)])
+def test_no_equal_task_is_empty(kind: str, most: int) -> None:
+    DRAWN.counts = [5] * 5
+    assert np.diff(only(stream(kind, tasks=most)).marks, prepend=0).all()
+    with pytest.raises(DualPromptError, match=r"benchmark\.tasks: 5 classes"):
+        stream(kind, tasks=most + 1)
+
+
 @settings(deadline=None)
 @given(classes=st.integers(2, 12), ratio=st.floats(1, 200), seed=st.integers(0, 9))
 def test_a_long_tail_falls_exponentially(classes: int, ratio: float, seed: int) -> None:
@@ -307,6 +327,7 @@ def test_a_long_tailed_stream() -> None:
         ({"shots_from": 2}, "shots_from says where benchmark.shots begins"),
         ({"imbalance": 0.5}, "benchmark.imbalance"),
         ({"shots": 0}, "benchmark.shots"),
+        *(({"stream": kind, "first": 1, "tasks": 2}, f"stream '{kind}' has no such task") for kind in KINDS),
     ],
 )
 def test_values_that_make_no_sense_are_refused(fields: dict[str, Any], message: str) -> None:

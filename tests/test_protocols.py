@@ -15,6 +15,7 @@ from dualprompt.backbones import weights
 from dualprompt.backbones.known import KNOWN
 from dualprompt.benchmark import CLASS_ORDER
 from dualprompt.config import preset_names
+from dualprompt.data.sources import DATASETS, GROUPS
 from dualprompt.methods.base import METHODS, method_config
 from dualprompt.methods.first_session import FirstSessionConfig
 from dualprompt.report import publication
@@ -23,6 +24,9 @@ from dualprompt.sweeps.protocol_table import NO_DATA, NO_WEIGHTS, NOT_OURS, Aske
 from dualprompt.sweeps.protocols import protocols
 from sandbox import World, call, write_weights
 
+PART = (
+    "other data: cifar100 has 200 + 100 images to learn from and to test on, published 50,000 + 10,000"  # `make_cifar`
+)
 PENDING = {"slca", "ease", "aper"} - set(METHODS.names())  # of other branches
 EVERY = [(name, setup) for name, protocol in protocols().items() for setup in protocol.setups]
 
@@ -93,6 +97,20 @@ def test_a_first_session_is_trained_as_the_authors_train_it(setup: str, method: 
     assert options.own_lr("adaptation.down.0") == 0.01
 
 
+def test_numbers_of_images_are_known_where_a_row_may_be_comparable() -> None:
+    """But for PILOT's ImageNet-A, of which papers that use it tell different numbers."""
+    found = set[str]()
+    for name, protocol in protocols().items():
+        for place in of(name, backbone="embedded"):
+            if place.config and not protocol.setups[place.setup].not_comparable:
+                dataset = place.config.benchmark.dataset
+                names = [dataset] if isinstance(dataset, str) else dataset
+                found |= {member for each in names for member in GROUPS.get(each, (each,))}
+    assert "core50/s1" in found
+    assert "notmnist" not in found, "the authors' split of it is not published"
+    assert {name for name in found if DATASETS[name].images == (None, None)} == {"imagenet-a-pilot"}
+
+
 def test_without_weights_or_data_a_row_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("DUALPROMPT_DATA", str(tmp_path))
@@ -133,7 +151,8 @@ def test_other_weights_run_but_are_marked(world: World, data: Path, tmp_path: Pa
     means = {row["method"]: row for row in done.json["rows"]}["simple-cil (class means)"]
     assert (means["comparable"], means["seeds"]) == (False, [1993])
     assert means["not_comparable_because"] == [
-        "other weights (vit.safetensors) than the paper's (vit-b16-augreg-in21k)"
+        "other weights (vit.safetensors) than the paper's (vit-b16-augreg-in21k)",
+        PART,
     ]
     result = json.loads((Path(means["runs"][0]) / "result.json").read_text())
     assert means["accuracy"] == result["image_weighted_accuracy"]
@@ -172,6 +191,9 @@ def test_the_papers_own_weights_are_comparable_until_something_changes(
     assert weights.is_here(source)
     command = ("table", "protocol", "ranpac/cifar100", "--methods", "simple-cil", "--runs", tmp_path / "runs")
     command = (*command, "--benchmark.root", data, "--json")
+    [row] = call(*command).json["rows"]
+    assert (row["comparable"], row["not_comparable_because"]) == (False, [PART])
+    monkeypatch.setattr(DATASETS["cifar100"], "images", (200, 100))
     [row] = call(*command).json["rows"]
     assert (row["comparable"], row["not_comparable_because"], row["backbone"]) == (True, [], "vit-b16-augreg-in21k")
     [row] = call(*command, "--backbone", source).json["rows"]

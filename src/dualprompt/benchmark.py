@@ -69,6 +69,8 @@ class BenchmarkConfig(Strict):
             raise ValueError("evaluate_on: validation needs benchmark.validation > 0")
         if self.first is not None and not isinstance(self.tasks, int):
             raise ValueError("benchmark.first goes with a number of equal tasks that follow: set benchmark.tasks too")
+        if self.first is not None and self.stream in ("online", "i-blurry", "si-blurry"):
+            raise ValueError(f"benchmark.first is for stream: class, and stream '{self.stream}' has no such task")
         known = isinstance(self.class_order, list) or CLASS_ORDER.fullmatch(self.class_order)
         if not known:
             raise ValueError(

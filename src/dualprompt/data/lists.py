@@ -43,12 +43,18 @@ def number_of(dataset: str, path: Path, text: str, below: int) -> int:
 
 
 def split_of(dataset: str, folder: Path, files: Iterable[tuple[str, int]]) -> Split:
-    """Return the split of files that a list names from `folder`, each with its label; none may lie outside."""
-    paths, labels = [], []
+    """Return the split of files that a list names from `folder`, each with its label; none may lie outside.
+
+    The folders in which they lie must be there: lists without their images are not the dataset.
+    """
+    paths, labels, folders = [], [], dict[Path, None]()
     for file, label in files:
         place = PurePosixPath(file)
         if place.is_absolute() or ".." in place.parts:
             raise damaged(dataset, folder, f"is not where its list has '{file[:80]}'")
         paths.append(folder / place)
         labels.append(label)
+        folders[paths[-1].parent] = None
+    if absent := next((each for each in folders if not each.is_dir()), None):
+        raise missing(dataset, absent)
     return Split(FileSource(tuple(paths)), np.array(labels, dtype=np.int64))

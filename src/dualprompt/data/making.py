@@ -36,6 +36,11 @@ def make_experiences(
     config: BenchmarkConfig, seed: int, datasets: Sequence[Dataset], plans: Sequence[Plan], pools: Sequence[Pool]
 ) -> list[Experience]:
     """Return the experiences of plans, from the train and test images of each dataset in turn."""
+    if config.shots_from > len(plans):
+        raise DualPromptError(
+            f"benchmark.shots_from is {config.shots_from}, but the stream has {len(plans)} task"
+            f"{'s' if len(plans) > 1 else ' (an online one is a single task)'}: no class would have few images"
+        )
     experiences: list[Experience] = []
     numbers: dict[str, int] = {}  # label of each class so far
     thin = _thinning(config, seed, plans)

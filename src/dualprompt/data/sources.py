@@ -70,6 +70,7 @@ class Reader(ABC):
 
     title: str
     licence: str
+    images: tuple[int | None, int | None] = (None, None)  # how many to learn from and to test on, as published
     remotes: tuple[Remote, ...] = ()
     by_hand: str = ""  # what to put where, for one that cannot be downloaded from here
     seen: str = ""  # what of it ImageNet has too: goes on where the dataset's name ends

@@ -9,11 +9,12 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dualprompt.backbones import weights
 from dualprompt.backbones.known import known_as
 from dualprompt.config import RunConfig, changes_recipe, compose
+from dualprompt.data.sources import DATASETS
 from dualprompt.data.stream import expanded, load_dataset, names_of
 from dualprompt.errors import DualPromptError, nearest
 from dualprompt.methods.base import METHODS, method_config
@@ -95,6 +96,13 @@ class ProtocolRow(OverSeeds):
         }
 
 
+class Data(NamedTuple):
+    """What was found out about a dataset that is to be run."""
+
+    missing: str | None = None  # why it cannot be read
+    other: str | None = None  # how it differs from the published one
+
+
 @dataclass(frozen=True)
 class Asked:
     """What the command line asks of a protocol's table."""
@@ -129,7 +137,7 @@ def places(name: str, asked: Asked) -> list[Place]:
     known = {line.method for setup in protocol.setups.values() for line in setup.lines}
     if strange := next((method for method in asked.methods if method not in known), None):
         raise DualPromptError(f"--methods: protocol {wanted} has no method '{strange}'; {nearest(strange, known)}")
-    data = functools.cache(functools.partial(_no_data, root=asked.root))
+    data = functools.cache(functools.partial(_data, root=asked.root))
     return [
         _place(wanted, setup, line, asked, data)
         for setup in ([only] if only else protocol.setups)
@@ -138,7 +146,7 @@ def places(name: str, asked: Asked) -> list[Place]:
     ]
 
 
-def _place(name: str, setup: str, line: ProtocolLine, asked: Asked, data: Callable[[str], str | None]) -> Place:
+def _place(name: str, setup: str, line: ProtocolLine, asked: Asked, data: Callable[[str], Data]) -> Place:
     protocol = protocols()[name]
     own = protocol.setups[setup]
     backbone = own.backbone or protocol.backbone
@@ -156,8 +164,11 @@ def _place(name: str, setup: str, line: ProtocolLine, asked: Asked, data: Callab
         config = _config(protocol, own, line, name, {"backbone.name": asked.backbone or backbone} | asked.overrides)
         if asked.backbone is None and not weights.is_here(backbone):
             not_run, details = NO_WEIGHTS, f"--backbone {backbone} fetches them, --backbone embedded runs without them"
-        elif missing := next(filter(None, map(data, names_of(expanded(config.benchmark)))), None):
-            not_run, details = NO_DATA, missing
+        else:
+            found = [data(dataset) for dataset in names_of(expanded(config.benchmark))]
+            if missing := next((each.missing for each in found if each.missing), None):
+                not_run, details = NO_DATA, missing
+            obstacles += [each.other for each in found if each.other]
     return Place(
         protocol=name,
         setup=setup,
@@ -196,13 +207,17 @@ def _same_weights(one: str, other: str) -> bool:
     return one == other or (known is not None and known is known_as(other))
 
 
-def _no_data(dataset: str, root: Path | None) -> str | None:
-    """Return why a dataset cannot be read; None: it can."""
+def _data(dataset: str, root: Path | None) -> Data:
+    """Say whether a dataset can be read, and whether it has as many images as the published one."""
     try:
-        load_dataset(dataset, root)
+        found = load_dataset(dataset, root)
     except DualPromptError as error:
-        return str(error)
-    return None
+        return Data(missing=str(error))
+    here, published = (len(found.train), len(found.test)), DATASETS[dataset].images
+    if all(theirs in (None, ours) for ours, theirs in zip(here, published, strict=True)):
+        return Data()
+    told = (" + ".join("?" if each is None else f"{each:,}" for each in counts) for counts in (here, published))
+    return Data(other="other data: {} has {} images to learn from and to test on, published {}".format(dataset, *told))
 
 
 def rows(

@@ -23,6 +23,7 @@ class Cars196(Reader):
 
     name = "cars196"
     title = "Stanford Cars: 8,144 and 8,041 photographs of 196 models of cars, 2 GB"
+    images = (8_144, 8_041)
     licence = "non-commercial research; cite J. Krause et al., 3D Object Representations for …, 2013"
     # The server is said to have stopped (pytorch/vision, issue 7545). Files from elsewhere that lie where it would put
     # them are verified and unpacked by `data get`.

@@ -15,6 +15,7 @@ PIXEL_BYTES = 3 * SIDE * SIDE
 class Cifar(Reader):
     """Records of `label_bytes` labels, the last of them the class, and three colour planes of pixels."""
 
+    images = (50_000, 10_000)
     licence = "none stated; cite A. Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009"
     seen = "has classes that ImageNet has too, in other pictures"
 

@@ -19,6 +19,7 @@ OBJECTS = tuple(f"{kind} {number}" for kind in KINDS for number in range(1, 6))
 class Core50(Reader):
     """A training session, as a domain: `sS/oO/*.png`; every session is tested on the same images."""
 
+    images = (None, 44_972)
     licence = "CC BY 4.0"
     seen = "has kinds of things that are classes of ImageNet"
     remotes = (

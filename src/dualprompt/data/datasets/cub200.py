@@ -15,6 +15,7 @@ class Cub200(Reader):
 
     name = "cub200"
     title = "CUB-200-2011: 5,994 and 5,794 photographs of 200 species of birds, 1.2 GB"
+    images = (5_994, 5_794)
     licence = "non-commercial research and education; cite C. Wah et al., The Caltech-UCSD Birds-200-2011 Dataset, 2011"
     seen = "shares species, and some photographs, with ImageNet"
     remotes = (

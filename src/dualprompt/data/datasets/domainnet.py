@@ -22,9 +22,11 @@ class DomainNet(Reader):
     )
     seen = "has everyday things, many of which are classes of ImageNet"
 
-    def __init__(self, domain: str, images: str, where: str, archive: tuple[str, int], *lists: tuple[str, int]) -> None:
-        self.domain, self.name = domain, f"domainnet/{domain}"
-        self.title = f"DomainNet, {domain}: {images} pictures of 345 classes, {archive[1] / 1e9:.1f} GB"
+    def __init__(
+        self, domain: str, images: tuple[int, int], where: str, archive: tuple[str, int], *lists: tuple[str, int]
+    ) -> None:
+        self.domain, self.name, self.images = domain, f"domainnet/{domain}", images
+        self.title = f"DomainNet, {domain}: {sum(images):,} pictures of 345 classes, {archive[1] / 1e9:.1f} GB"
         md5, size = archive
         file = f"{domain}.zip"
         self.remotes = (
@@ -59,7 +61,7 @@ _CLEANED = "groundtruth/"
 for _reader in (
     DomainNet(
         "clipart",
-        "48,129",
+        (33_525, 14_604),
         _CLEANED,
         ("cd0d8f2d77a4e181449b78ed62bccf1e", 1_270_909_081),
         ("b4349693a7f9c05c53955725c47ed6cb", 1_443_819),
@@ -67,7 +69,7 @@ for _reader in (
     ),
     DomainNet(
         "infograph",
-        "51,605",
+        (36_023, 15_582),
         "",
         ("720380b86f9e6ab4805bb38b6bd135f8", 4_338_659_804),
         ("379b50054f4ac2018dca4f89421b92d9", 1_683_098),
@@ -75,7 +77,7 @@ for _reader in (
     ),
     DomainNet(
         "painting",
-        "72,266",
+        (50_416, 21_850),
         _CLEANED,
         ("1ae32cdb4f98fe7ab5eb0a351768abfd", 3_679_366_174),
         ("7db0e7ca73ad9982f6e1f7f3ef372c0a", 2_241_901),
@@ -83,7 +85,7 @@ for _reader in (
     ),
     DomainNet(
         "quickdraw",
-        "172,500",
+        (120_750, 51_750),
         "",
         ("bdc1b6f09f277da1a263389efe0c7a66", 459_920_701),
         ("b732ced3939ac8efdd8c0a889dca56cc", 5_164_600),
@@ -91,7 +93,7 @@ for _reader in (
     ),
     DomainNet(
         "real",
-        "172,947",
+        (120_906, 52_041),
         "",
         ("dcc47055e8935767784b7162e7c7cca6", 6_062_039_589),
         ("8ebf02c2075fadd564705f0dc7cd6291", 4_440_944),
@@ -99,7 +101,7 @@ for _reader in (
     ),
     DomainNet(
         "sketch",
-        "69,128",
+        (48_212, 20_916),
         "",
         ("658d8009644040ff7ce30bb2e820850f", 2_633_992_926),
         ("1233bd18aa9a8a200bf4cecf1c34ef3e", 1_960_222),

@@ -28,6 +28,7 @@ class ImageNetRCoda(Reader):
 
     name = "imagenet-r-coda"
     title = "ImageNet-R as CODA-Prompt splits and numbers it: 24,000 and 6,000 renditions, 200 classes"
+    images = (24_000, 6_000)
     licence = "MIT (the collection and the lists; the images belong to their authors)"
     seen = "has 200 classes of ImageNet-1k, in other pictures"
     remotes = (

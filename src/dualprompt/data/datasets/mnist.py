@@ -16,6 +16,8 @@ UNSIGNED_BYTE = 8  # the only element type these files use
 class Mnist(Reader):
     """Four idx files: images and labels of the training and the test split ("t10k")."""
 
+    images = (60_000, 10_000)
+
     def __init__(
         self,
         name: str,

@@ -17,8 +17,17 @@ PAGE = "https://github.com/sun-hailong/LAMDA-PILOT"
 class PilotFolders(Reader):
     """`pilot/FOLDER/train` and `pilot/FOLDER/test`, each with a folder a class; classes count by their sorted names."""
 
-    def __init__(self, name: str, title: str, folder: str, classes: int, licence: str, seen: str = "") -> None:
-        self.name, self.title, self.licence, self.seen = name, title, licence, seen
+    def __init__(
+        self,
+        name: str,
+        title: str,
+        folder: str,
+        classes: int,
+        licence: str,
+        seen: str = "",
+        images: tuple[int | None, int | None] = (None, None),
+    ) -> None:
+        self.name, self.title, self.licence, self.seen, self.images = name, title, licence, seen, images
         self.folder, self.classes = Path("pilot") / folder, classes
         self.by_hand = (
             f"no checksum is published: download PILOT's archive by the link in {PAGE} and unpack it so that "
@@ -46,6 +55,7 @@ for _reader in (
         200,
         "non-commercial research and education, as CUB-200-2011",
         seen="shares species, and some photographs, with ImageNet",
+        images=(9_430, 2_358),
     ),
     PilotFolders(
         "imagenet-r-pilot",
@@ -54,6 +64,7 @@ for _reader in (
         200,
         "MIT (the collection; the images belong to their authors)",
         seen="has 200 classes of ImageNet-1k, in other pictures",
+        images=(24_000, 6_000),
     ),
     PilotFolders(
         "imagenet-a-pilot",
@@ -71,6 +82,7 @@ for _reader in (
         "CC BY 4.0 with two clauses: never tune the parameters of a model with it, and show images on the web with "
         "their red border only; PILOT's benchmark trains on it all the same",
         seen="shares 113 of its 313 classes with ImageNet-1k, in other pictures",
+        images=(26_509, 6_628),
     ),
     PilotFolders(
         "omnibenchmark",
@@ -78,6 +90,7 @@ for _reader in (
         "omnibenchmark",
         300,
         "not stated with PILOT's subset; cite Y. Zhang et al., Benchmarking Omni-Vision Representation, 2022",
+        images=(89_697, None),
     ),
     PilotFolders(
         "vtab5",
@@ -86,6 +99,7 @@ for _reader in (
         50,
         "those of its five sources",
         seen="shares breeds of dogs and cats with ImageNet",
+        images=(1_796, 8_619),
     ),
 ):
     DATASETS.register(_reader.name)(_reader)

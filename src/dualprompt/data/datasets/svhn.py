@@ -15,6 +15,7 @@ class Svhn(Reader):
 
     name = "svhn"
     title = "SVHN: 99,289 house-number digits of 32 × 32 pixels"
+    images = (73_257, 26_032)
     licence = "non-commercial use only"
     remotes = (
         Remote(

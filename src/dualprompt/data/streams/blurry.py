@@ -15,6 +15,7 @@ from dualprompt.data.arrival import Arrival, in_tasks
 from dualprompt.data.sources import Dataset
 from dualprompt.data.stream import STREAMS, Plan, order_of
 from dualprompt.data.streams.online import all_classes, generator_of, number_of, single
+from dualprompt.errors import DualPromptError
 
 DISJOINT, BLUR = 0.5, 0.1  # N and M of both papers
 
@@ -44,6 +45,11 @@ def _blurry(config: BenchmarkConfig, seed: int, datasets: Sequence[Dataset], dra
             [rng.permutation(np.flatnonzero(np.isin(classes, part))) for part in _cut(group, tasks, rng, drawn)]
             for group in groups
         )
+        if not drawn and any(len(a) + len(b) == 0 for a, b in zip(alone, shared, strict=True)):
+            raise DualPromptError(
+                f"benchmark.tasks: {len(order)} classes, {len(groups[0])} of them disjoint, leave some of {tasks} "
+                "equal tasks without images; take fewer tasks"
+            )
         if drawn:
             strays = np.arange(int(stray_share * sum(map(len, shared))))
             wanted = [len(part) for part in _cut(strays, tasks, rng, drawn)]

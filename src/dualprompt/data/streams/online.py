@@ -21,8 +21,10 @@ def online(config: BenchmarkConfig, seed: int, datasets: Sequence[Dataset]) -> l
     As many groups as classes is class after class.
     """
     groups = 1 if config.tasks is None else number_of(config.tasks, "groups of classes")
-
-    order = order_of(config, seed, all_classes(config, datasets))
+    classes = all_classes(config, datasets)
+    if groups > len(classes):
+        raise DualPromptError(f"benchmark.tasks: {len(classes)} classes cannot be cut into {groups} groups; take fewer")
+    order = order_of(config, seed, classes)
 
     def arrive(classes: np.ndarray) -> Arrival:
         parts = np.array_split(order(classes.max() + 1), groups)
