@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Generic, Literal, get_args
 
 import torch
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 from torch import Tensor, nn
 from typing_extensions import TypeVar
 
@@ -60,6 +60,20 @@ class MethodConfig(Strict):
             if changed.learns_one_class:
                 found.append(f"set {prefix}{key}: {value}")
         return found
+
+
+OLD_CLASSES = "rehearsal trains old classes too: leave training_logits unmasked"
+
+
+def logits_always(logits: str, why: str) -> Any:
+    """Return a validator for options of a method that trains no other logits, which says `why`."""
+
+    def only(value: str) -> str:
+        if value != logits:
+            raise ValueError(why)
+        return value
+
+    return field_validator("training_logits")(only)
 
 
 # Options of a method; a method of narrower options is a method. Families have one of their own, with their own bound.
