@@ -127,8 +127,7 @@ class DualPromptRP(Experts[DualPromptRPConfig]):
     def _note_classes(self) -> None:
         """Note the task of each class, and its row in `head`: all of them, unless some are of forgotten classes."""
         device = self.shared_prompt.device
-        sizes = torch.tensor([len(rows) for rows in self.task_head.bias], dtype=torch.int64)
-        self.task_of = torch.arange(len(sizes)).repeat_interleave(sizes).to(device)
+        self.task_of = self.task_head.blocks()
         self.row_of = torch.arange(self.head.classes, device=device)
         if self.head.classes != self.task_head.classes:
             self.row_of = torch.cat([rows.abs().amax(dim=1) for rows in self.head.weight]).nonzero()[:, 0]

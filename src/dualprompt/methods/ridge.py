@@ -83,6 +83,22 @@ def weights_of(gram: Tensor, sums: Tensor, strength: float) -> Tensor:
     return weights
 
 
+def add_columns(blocks: TensorList, sums: Tensor, task: TaskView) -> None:
+    """Append the columns of a task's new labels as a block, and add those of labels that return to what is there.
+
+    `sums` (…, labels) are the task's. Blocks lie one after another, so that a label is the number of its column.
+    """
+    new = [place for place, label in enumerate(task.labels) if label in task.new_labels]
+    first = 0
+    for block in blocks:
+        for place, label in enumerate(task.labels):
+            if first <= label < first + block.shape[-1]:
+                block[..., label - first] += sums[..., place].to(block)
+        first += block.shape[-1]
+    if new:
+        blocks.append(sums[..., new])
+
+
 class Ridge(nn.Module):
     """The sums over all tasks. They grow by a column a new label, and no feature is kept."""
 
@@ -116,22 +132,10 @@ class Ridge(nn.Module):
         if not bool(torch.isfinite(moments.gram).all()):
             raise DualPromptError("the features of the newest task are not finite; lower train.lr or set train.clip")
         self.gram += packed(moments.gram).to(self.gram)
-        self._add_sums(moments.sums, task)
+        add_columns(self.sums, moments.sums, task)
         if strength is None and share is None:
             strength = self._chosen(features, labels, classes, generator)
         return self.solve(strength, share or 0.0)
-
-    def _add_sums(self, sums: Tensor, task: TaskView) -> None:
-        """Append the columns of new labels, and add those of labels that return to what is there."""
-        new = [place for place, label in enumerate(task.labels) if label in task.new_labels]
-        first = 0
-        for block in self.sums:
-            for place, label in enumerate(task.labels):
-                if first <= label < first + block.shape[1]:
-                    block[:, label - first] += sums[:, place].to(block)
-            first += block.shape[1]
-        if new:
-            self.sums.append(sums[:, new])
 
     def _chosen(self, features: Tensor, labels: Tensor, classes: int, generator: torch.Generator) -> float:
         order = torch.randperm(len(features), generator=generator).to(features.device)
