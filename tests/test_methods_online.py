@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dualprompt.backbones.vit import VisionTransformer
+from dualprompt.methods.alignment import nearest_centroids
 from dualprompt.methods.base import Batch, StreamKind
 from dualprompt.methods.dualprompt_pool import DualPromptPool, DualPromptPoolConfig
-from dualprompt.methods.s_prompts import MISSING, SPrompts, SPromptsConfig, centres
+from dualprompt.methods.s_prompts import MISSING, SPrompts, SPromptsConfig
 from dualprompt.methods.single_prompt import SinglePrompt, SinglePromptConfig
 from helpers import as_vit, batch_of, random_images, randomise, seeded, task_view, tiny_vit
 
@@ -238,14 +239,14 @@ def test_centres_are_a_fixed_point_of_k_means() -> None:
         torch.randn(20, 6, generator=seeded(n)) * 0.05 + 3 * torch.randn(6, generator=seeded(40 + n)) for n in range(4)
     ]
     points = torch.cat(groups)
-    found = centres(points, 4, seeded(0))
+    found = nearest_centroids(points, 4, seeded(0))[0]
     nearest = torch.cdist(points, found).argmin(dim=1)
     for number in range(4):
         close(found[number], points[nearest == number].mean(dim=0))
     means = torch.stack([group.mean(dim=0) for group in groups])
     close(torch.cdist(means, found).amin(dim=1), torch.zeros(4))
-    assert torch.equal(centres(points, 4, seeded(0)), found)
-    few = centres(points[:2], 5, seeded(1))
+    assert torch.equal(nearest_centroids(points, 4, seeded(0))[0], found)
+    few = nearest_centroids(points[:2], 5, seeded(1))[0]
     assert few.shape == (5, 6)
     assert bool(torch.isfinite(few).all())
 

@@ -22,6 +22,7 @@ from dualprompt.prompts.bank import (
     match_loss,
     mean_key,
     paper_count,
+    rows_at,
     vote,
 )
 from helpers import random_images, seeded, tiny_vit
@@ -275,6 +276,26 @@ def test_match_loss_is_one_minus_the_mean_cosine_whatever_the_lengths(count: int
 
 def test_cosine_of_a_zero_vector_is_zero() -> None:
     assert torch.equal(cosine(torch.zeros(2, DIM), draw(3, DIM)), torch.zeros(2, 3))
+
+
+def test_rows_that_are_picked_twice_have_one_gradient_however_many_threads_there_are() -> None:
+    pool, weights = draw(30, 20, 192), draw(64, 5, 20, 192, seed=1)
+    picked = torch.randint(30, (64, 5), generator=seeded(2))
+    threads, found = torch.get_num_threads(), set[bytes]()
+    torch.set_num_threads(4)
+    try:
+        for _ in range(50):
+            leaf = pool.clone().requires_grad_()
+            rows = rows_at(leaf, picked)
+            assert torch.equal(rows, pool[picked])
+            rows.backward(weights)
+            assert leaf.grad is not None
+            found.add(leaf.grad.numpy().tobytes())
+    finally:
+        torch.set_num_threads(threads)
+    assert len(found) == 1
+    expected = torch.zeros_like(pool).index_put_((picked,), weights, accumulate=True)
+    close(torch.frombuffer(bytearray(*found), dtype=torch.float32).view_as(pool), expected)
 
 
 def test_layers_are_checked() -> None:

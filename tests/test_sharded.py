@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from dualprompt import sharded
 from dualprompt.errors import DualPromptError
 from dualprompt.learner import ContinualLearner
+from dualprompt.lessons import sharded
 from sandbox import CLASSES, World, call, elsewhere, pictures
 
 FIRST, SECOND = CLASSES[:3], CLASSES[3:]

@@ -24,11 +24,10 @@ import numpy as np
 import torch
 from PIL import Image
 
-from dualprompt import sharded
 from dualprompt.config import as_layer
 from dualprompt.errors import DualPromptError
 from dualprompt.files import refuse_links
-from dualprompt.lessons import changing, check, teaching
+from dualprompt.lessons import changing, check, sharded, teaching
 from dualprompt.lessons.forgetting import forget
 from dualprompt.lessons.prompting import Prompting, teach
 from dualprompt.methods.base import METHODS

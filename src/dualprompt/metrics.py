@@ -179,8 +179,9 @@ def auroc(known: np.ndarray, unknown: np.ndarray) -> float:
     return float(100 * (lower + not_higher).mean() / 2 / len(unknown))
 
 
-def wilson(correct: int, total: int, z: float = 1.96) -> tuple[float, float]:
+def wilson(correct: int, total: int) -> tuple[float, float]:
     """Return where a share lies with 95 % confidence, in percent (Wilson, 1927), given `correct` of `total`."""
+    z = 1.96  # standard deviations of a normal distribution that hold 95 % of it
     share, spread = correct / total, z * z / total
     centre = (share + spread / 2) / (1 + spread)
     half = z / (1 + spread) * (share * (1 - share) / total + spread / (4 * total)) ** 0.5

@@ -49,11 +49,6 @@ class ViTConfig:
         """Patches a side."""
         return self.image_size // self.patch_size
 
-    @property
-    def head_dim(self) -> int:
-        """Channels of one attention head."""
-        return self.dim // self.heads
-
 
 class Attention(nn.Module):
     """Multi-head self-attention whose keys and values may be preceded by a prefix."""

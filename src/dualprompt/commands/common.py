@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
     from rich.table import Table
 
-    from dualprompt import sharded
+    from dualprompt.lessons import sharded
     from dualprompt.report.columns import Measure
     from dualprompt.report.sheet import Sheet
     from dualprompt.sweeps.obtained import Workers

@@ -10,6 +10,7 @@ from torch import Tensor
 from dualprompt.data.images import Canvas
 
 CENTRE = 224 / 256  # the official test view: short side 256, centre 224
+TRIES = 10  # draws of a random box
 
 
 def whole_boxes(shapes: Tensor) -> Tensor:
@@ -17,12 +18,12 @@ def whole_boxes(shapes: Tensor) -> Tensor:
     return torch.cat([torch.zeros_like(shapes), shapes], dim=1).float()
 
 
-def centre_boxes(shapes: Tensor, fraction: float = CENTRE) -> Tensor:
-    """Return the square at each image's centre whose side is `fraction` of the short side.
+def centre_boxes(shapes: Tensor) -> Tensor:
+    """Return the square at each image's centre whose side is `CENTRE` of the short side.
 
     It is made of whole pixels: half a pixel's offset would blur an image that needs no resampling.
     """
-    side = (shapes.amin(dim=1, keepdim=True) * fraction).round()
+    side = (shapes.amin(dim=1, keepdim=True) * CENTRE).round()
     return torch.cat([((shapes - side) / 2).floor(), side, side], dim=1)
 
 
@@ -31,19 +32,18 @@ def random_boxes(
     generator: torch.Generator,
     area: tuple[float, float] = (0.05, 1.0),
     aspect: tuple[float, float] = (3 / 4, 4 / 3),
-    tries: int = 10,
 ) -> Tensor:
     """Return a random box for each image: fraction of its area and aspect ratio (log-uniform) drawn from the ranges.
 
-    A draw that does not fit is drawn again, up to `tries` times; then the largest centred box whose aspect ratio
+    A draw that does not fit is drawn again, up to `TRIES` times; then the largest centred box whose aspect ratio
     lies in the range is taken. `shapes` is on the CPU, so that every device draws the same boxes.
     """
     count = len(shapes)
     height, width = shapes.float().unbind(dim=1)
     low, high = math.log(aspect[0]), math.log(aspect[1])
-    # (tries, batch): the first fitting draw of each image is used.
-    target = (height * width) * torch.empty(tries, count).uniform_(*area, generator=generator)
-    ratio = torch.empty(tries, count).uniform_(low, high, generator=generator).exp()
+    # (TRIES, batch): the first fitting draw of each image is used.
+    target = (height * width) * torch.empty(TRIES, count).uniform_(*area, generator=generator)
+    ratio = torch.empty(TRIES, count).uniform_(low, high, generator=generator).exp()
     w, h = (target * ratio).sqrt(), (target / ratio).sqrt()
     fits = (w <= width) & (h <= height)
     first = fits.float().argmax(dim=0)

@@ -13,7 +13,6 @@ from PIL import Image
 from dualprompt.data.cache import as_rgb
 from dualprompt.data.sources import DATASETS, ArraySource, Dataset, PictureSource, Reader, Split
 from dualprompt.errors import DualPromptError
-from dualprompt.registry import Registry
 
 IMAGES, LABELS = ("image", "img", "pixels"), ("label", "labels", "fine_label")  # columns, as most datasets call them
 
@@ -33,9 +32,9 @@ class Given(Reader):
 
 
 @contextmanager
-def known(datasets: Mapping[str, Dataset], registry: Registry[Reader] = DATASETS) -> Iterator[None]:
+def known(datasets: Mapping[str, Dataset]) -> Iterator[None]:
     """Let configs name these datasets for a while."""
-    with registry.with_more({name: Given(dataset) for name, dataset in datasets.items()}):
+    with DATASETS.with_more({name: Given(dataset) for name, dataset in datasets.items()}):
         yield
 
 

@@ -70,7 +70,7 @@ def teach(
     began = time.monotonic()
     plain = train(*_with(foundation, config, "never", model), lesson, work, progress)
     seconds = time.monotonic() - began
-    if why := _why_not(foundation, config, lesson, plain, prompts, minutes, seconds):
+    if why := _why_not(config, lesson, plain, prompts, minutes, seconds):
         return _noting(plain, PromptChoice(False, why))
     limit = minutes if minutes is not None else MINUTES if prompts == "auto" else None
     watched = progress if limit is None else Deadline(progress, 60 * limit)
@@ -108,7 +108,6 @@ def _with(
 
 
 def _why_not(
-    foundation: Foundation,
     config: RunConfig,
     lesson: Lesson,
     plain: Model,

@@ -98,11 +98,16 @@ class ClassStatistics(nn.Module):
             self.labels.restore(numbered(state, "labels"))
 
 
-def nearest_centroids(rows: Tensor, count: int, generator: torch.Generator, rounds: int = 50) -> tuple[Tensor, Tensor]:
-    """Return `count` centroids of rows, (count, dim), and the nearest of each row: k-means, from k-means++ seeds."""
+def nearest_centroids(
+    rows: Tensor, count: int, generator: torch.Generator, rounds: int = 50, least: float = 1e-9
+) -> tuple[Tensor, Tensor]:
+    """Return `count` centroids of rows, (count, dim), and the nearest of each row: k-means, from k-means++ seeds.
+
+    `rounds` is the most that are made; `least` stands for a squared distance of 0 where seeds are drawn.
+    """
     centres = rows[torch.randint(len(rows), (1,), generator=generator)]
     for _ in range(count - 1):
-        far = torch.cdist(rows, centres).amin(dim=1).square().clamp_min(1e-9).cpu()  # never all zero
+        far = torch.cdist(rows, centres).amin(dim=1).square().clamp_min(least).cpu()  # never all zero
         centres = torch.cat([centres, rows[torch.multinomial(far, 1, generator=generator)]])
     members = torch.cdist(rows, centres).argmin(dim=1)
     for _ in range(rounds):

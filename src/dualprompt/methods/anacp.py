@@ -16,7 +16,7 @@ from dualprompt.methods.closed_form import ClosedForm, ClosedFormConfig
 from dualprompt.methods.experts import SHARPNESS
 from dualprompt.methods.heads import GrowingHead
 from dualprompt.methods.ownership import OfTask
-from dualprompt.methods.ridge import Moments, weights_of
+from dualprompt.methods.ridge import Moments, add_columns, weights_of
 from dualprompt.methods.statistics import Discriminant, TensorList, generator_for, packed, precise, unpacked
 
 JITTER = 1e-4  # added to the variances of the shared covariance, as in the authors' code
@@ -109,20 +109,12 @@ class AnaCP(ClosedForm[AnaCPConfig]):
 
     def _add(self, features: Tensor, task: TaskView) -> None:
         labels, classes = task.places.to(features.device), len(task.labels)
-        new = [place for place, label in enumerate(task.labels) if label in task.new_labels]
         found = [
             Moments.of(features, labels, classes, lambda rows, inner=inner: _random(_directions(rows), inner))
             for inner in self.inner
         ]
         self.gram += torch.stack([packed(each.gram) for each in found]).to(self.gram)
-        sums, first = torch.stack([each.sums for each in found]), 0
-        for block in self.sums:
-            for place, label in enumerate(task.labels):
-                if first <= label < first + block.shape[2]:
-                    block[:, :, label - first] += sums[:, :, place].to(block)
-            first += block.shape[2]
-        if new:
-            self.sums.append(sums[:, :, new])
+        add_columns(self.sums, torch.stack([each.sums for each in found]), task)
 
     def _gaussians(self) -> tuple[Tensor, Tensor]:
         """Return all class means, (classes, dim), and the covariance within classes, in float64."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Generic, Literal, get_args
 
 import torch
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 from torch import Tensor, nn
 from typing_extensions import TypeVar
 
@@ -62,6 +62,20 @@ class MethodConfig(Strict):
         return found
 
 
+OLD_CLASSES = "rehearsal trains old classes too: leave training_logits unmasked"
+
+
+def logits_always(logits: str, why: str) -> Any:
+    """Return a validator for options of a method that trains no other logits, which says `why`."""
+
+    def only(value: str) -> str:
+        if value != logits:
+            raise ValueError(why)
+        return value
+
+    return field_validator("training_logits")(only)
+
+
 # Options of a method; a method of narrower options is a method. Families have one of their own, with their own bound.
 C = TypeVar("C", bound=MethodConfig, covariant=True, default=MethodConfig)
 
@@ -70,6 +84,9 @@ class Method(Deriving, ABC, Generic[C]):
     """Learns tasks one after another. Owns its parameters; the loop owns everything about training them.
 
     It is generic over its options: `class Mine(Method[MineConfig])` says all that is to be said of them.
+
+    What comes first below, every method says: `begin_task`, `loss`, `predict`, `load_state`, and mostly `end_task`. All
+    else has a default.
     """
 
     Config: ClassVar[type[MethodConfig]]  # the type argument, unless a class says otherwise
@@ -123,37 +140,29 @@ class Method(Deriving, ABC, Generic[C]):
             self.backbone = backbone.new() if self.trains_backbone else backbone.frozen()
         self.freeze_backbone(not self.trains_backbone)
 
-    def freeze_backbone(self, frozen: bool) -> None:
-        """Freeze the backbone from here on, or let it train: a phase may train a head alone."""
-        if frozen:
-            self.backbone.freeze()
-        else:
-            self.backbone.unfreeze()
+    @abstractmethod
+    def begin_task(self, task: TaskView) -> None:
+        """Prepare for a new task: grow what must grow. Deterministic given the state and the task's generator."""
 
-    @property
-    def trains_backbone(self) -> bool:
-        """Whether the backbone's weights are trained; a prompt-based method keeps them frozen."""
-        return False
+    @abstractmethod
+    def loss(self, batch: Batch) -> Tensor:
+        """Return the mean loss of a training batch of the current task."""
 
-    @property
-    def uses_frozen(self) -> bool:
-        """Whether known frozen features of an image spare it a pass."""
-        return not self.trains_backbone
+    def end_task(self, task: TaskView) -> None:
+        """Finish the task after its last step."""
 
-    @property
-    def buffer(self) -> BufferPlan | None:
-        """How images of old tasks are kept; None for a rehearsal-free method, which then sees none."""
-        return None
+    @abstractmethod
+    def predict(self, batch: Batch, selection: Selection | None = None) -> Prediction:
+        """Classify among all classes seen so far. Must not depend on what else is in the batch."""
 
-    @property
-    def hold_out(self) -> float:
-        """The share of each class of a task that its phases do not train on, for a method that chooses by them."""
-        return 0.0
+    @abstractmethod
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Take over the result of `state()`, from any number of tasks."""
 
-    @property
-    def peeks(self) -> bool:
-        """Whether it chooses by the images that it is judged on, as some released code does; no fair result."""
-        return False
+    def state(self) -> dict[str, Tensor]:
+        """Return everything that learning has made, by name: all parameters and buffers but a frozen backbone's."""
+        mine = self.state_dict().items()
+        return {name: v.detach() for name, v in mine if self.trains_backbone or not name.startswith("backbone.")}
 
     def accept(self, kind: StreamKind) -> None:
         """Refuse a stream that it cannot learn, or prepare for it. Called once, before there is any state."""
@@ -182,6 +191,46 @@ class Method(Deriving, ABC, Generic[C]):
     def end_epoch(self, task: TaskView) -> None:
         """Take note of the end of an epoch; the method is in training mode."""
 
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """Return what the optimiser of the current task updates, by name."""
+        return {name: p for name, p in self.named_parameters() if p.requires_grad}
+
+    def own_lr(self, name: str) -> float | None:
+        """Return the learning rate of a parameter where it is not the phase's; the schedule scales both."""
+        return None
+
+    def freeze_backbone(self, frozen: bool) -> None:
+        """Freeze the backbone from here on, or let it train: a phase may train a head alone."""
+        if frozen:
+            self.backbone.freeze()
+        else:
+            self.backbone.unfreeze()
+
+    @property
+    def trains_backbone(self) -> bool:
+        """Whether the backbone's weights are trained; a prompt-based method keeps them frozen."""
+        return False
+
+    @property
+    def uses_frozen(self) -> bool:
+        """Whether known frozen features of an image spare it a pass."""
+        return not self.trains_backbone
+
+    @property
+    def hold_out(self) -> float:
+        """The share of each class of a task that its phases do not train on, for a method that chooses by them."""
+        return 0.0
+
+    @property
+    def peeks(self) -> bool:
+        """Whether it chooses by the images that it is judged on, as some released code does; no fair result."""
+        return False
+
+    @property
+    def buffer(self) -> BufferPlan | None:
+        """How images of old tasks are kept; None for a rehearsal-free method, which then sees none."""
+        return None
+
     def note(self, batch: Batch) -> Tensor:
         """Return what is kept with each image that enters the buffer, (batch, columns); asked if the plan has notes."""
         raise TypeError(f"{type(self).__name__} plans a buffer with notes, so it must say what to note")
@@ -190,27 +239,18 @@ class Method(Deriving, ABC, Generic[C]):
         """Return the features that herding compares images by, (batch, dim); asked if the plan's policy is that."""
         raise TypeError(f"{type(self).__name__} plans a buffer that herds, so it must say by which features")
 
-    @abstractmethod
-    def begin_task(self, task: TaskView) -> None:
-        """Prepare for a new task: grow what must grow. Deterministic given the state and the task's generator."""
-
-    @abstractmethod
-    def loss(self, batch: Batch) -> Tensor:
-        """Return the mean loss of a training batch of the current task."""
-
-    def end_task(self, task: TaskView) -> None:
-        """Finish the task after its last step."""
-
-    @abstractmethod
-    def predict(self, batch: Batch, selection: Selection | None = None) -> Prediction:
-        """Classify among all classes seen so far. Must not depend on what else is in the batch."""
-
     def answer(self, batch: Batch, selection: Selection | None = None) -> Prediction:
         """Return what `predict` says, with the gradients that it needs; the answer itself has none."""
         if not self.predicts_with_gradients:
             return self.predict(batch, selection)
         with torch.enable_grad():
             return self.predict(batch, selection).detached()
+
+    def check_selection(self, selection: Selection | None) -> None:
+        """Refuse a selection that this method does not have."""
+        if selection is not None and selection not in self.selections:
+            offers = ", ".join(self.selections) or "none, it selects no prompt"
+            raise DualPromptError(f"method '{self.config.name}' has no selection '{selection}'; it offers: {offers}")
 
     def additional(self) -> int:
         """Return the number of trained numbers besides the classifier."""
@@ -231,23 +271,6 @@ class Method(Deriving, ABC, Generic[C]):
         backbone = sum(parameter.numel() for parameter in self.measure().parameters())
         sizes = sum(value.numel() for value in kept), sum(value.nbytes for value in kept)
         return Parameters(trained, self.additional(), backbone, *sizes).report()
-
-    def trainable(self) -> dict[str, nn.Parameter]:
-        """Return what the optimiser of the current task updates, by name."""
-        return {name: p for name, p in self.named_parameters() if p.requires_grad}
-
-    def own_lr(self, name: str) -> float | None:
-        """Return the learning rate of a parameter where it is not the phase's; the schedule scales both."""
-        return None
-
-    def state(self) -> dict[str, Tensor]:
-        """Return everything that learning has made, by name: all parameters and buffers but a frozen backbone's."""
-        mine = self.state_dict().items()
-        return {name: v.detach() for name, v in mine if self.trains_backbone or not name.startswith("backbone.")}
-
-    @abstractmethod
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        """Take over the result of `state()`, from any number of tasks."""
 
     @property
     def can_forget(self) -> bool:
@@ -308,12 +331,6 @@ class Method(Deriving, ABC, Generic[C]):
     def more(self, task: TaskView) -> None:
         """Add images of known classes, none of them new, to what it keeps of these."""
         raise TypeError(f"{type(self).__name__} takes no more images of a class, and says so")
-
-    def check_selection(self, selection: Selection | None) -> None:
-        """Refuse a selection that this method does not have."""
-        if selection is not None and selection not in self.selections:
-            offers = ", ".join(self.selections) or "none, it selects no prompt"
-            raise DualPromptError(f"method '{self.config.name}' has no selection '{selection}'; it offers: {offers}")
 
 
 def numbered(state: dict[str, Tensor], prefix: str) -> list[Tensor]:

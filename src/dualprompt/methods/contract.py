@@ -159,6 +159,13 @@ class Batch:
     noise: Tensor | None = None  # (batch, phase.noise) uniform in [0, 1)
     together: Tensor | None = None  # labels of the whole minibatch, where other processes have the rest of it
 
+    @property
+    def told_task(self) -> Tensor:
+        """The true task of each image, for selection 'oracle'."""
+        if self.task is None:
+            raise ValueError("selection 'oracle' needs the true task of each image")
+        return self.task
+
     @cached_property
     def images(self) -> Tensor:
         """The images themselves."""

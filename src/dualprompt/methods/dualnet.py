@@ -8,13 +8,14 @@ from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, field_validator
+from pydantic import Field
 from torch import Tensor, nn
 
 from dualprompt.backbones.base import BackboneSource, ConvolutionalBackbone
 from dualprompt.data.distort import SSL_DRAWS, ssl_view
 from dualprompt.methods.base import (
     METHODS,
+    OLD_CLASSES,
     Batch,
     BufferPlan,
     Defaults,
@@ -24,6 +25,7 @@ from dualprompt.methods.base import (
     Step,
     TaskView,
     below,
+    logits_always,
 )
 from dualprompt.methods.frozen_head import FrozenHead
 from dualprompt.methods.rehearsal import join
@@ -52,12 +54,7 @@ class DualNetConfig(MethodConfig):
     distillation_weight: float = Field(default=10.0, ge=0, description="weight of the divergence to stored logits")
     temperature: float = Field(default=2.0, gt=0, description="temperature of that divergence")
 
-    @field_validator("training_logits")
-    @classmethod
-    def _all_classes(cls, value: str) -> str:
-        if value == "masked":
-            raise ValueError("rehearsal trains old classes too: leave training_logits unmasked")
-        return value
+    _all_classes = logits_always("unmasked", OLD_CLASSES)
 
 
 @METHODS.register("dualnet")

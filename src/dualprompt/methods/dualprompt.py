@@ -30,7 +30,7 @@ from dualprompt.methods.prompted import Prompted
 from dualprompt.methods.ridge import Ridge
 from dualprompt.methods.statistics import ClassGaussians, GaussianMatching, KeyMatching, generator_for, realign
 from dualprompt.prompts.attach import LengthCounts, PrefixAt, Prompting
-from dualprompt.prompts.bank import Init, PromptBank, check_layers, layers_of, match_loss, mean_key, paper_count, vote
+from dualprompt.prompts.bank import Init, PromptBank, check_layers, layers_of, match_loss, mean_key, paper_count
 
 
 class DualPromptConfig(MethodConfig):
@@ -205,15 +205,13 @@ class DualPrompt(Prompted[DualPromptConfig]):
 
     def _select(self, selection: Selection, batch: Batch, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
         if selection == "oracle":
-            if batch.task is None:
-                raise ValueError("selection 'oracle' needs the true task of each image")
-            return batch.task, None
+            return batch.told_task, None  # without the pass that a query takes
         query = self.query(batch, tokens)
         if self.matching is None:
             similarity, selected = self.bank.similarities(query).max(dim=1)
         else:
             selected, similarity = self.matching.match(query)
-        return vote(selected) if selection == "batch_vote" else selected, similarity
+        return self.selected_task(selection, batch, selected), similarity
 
     def additional(self) -> int:
         """Return the number of prompt and key parameters."""

@@ -13,7 +13,7 @@ from dualprompt.config import LONGEST
 from dualprompt.methods.base import METHODS, Batch, Defaults, Grid, MethodConfig, Prediction, Selection, TaskView
 from dualprompt.methods.prompted import Prompted
 from dualprompt.prompts.attach import PrefixAt, Prompting, attach, prompt_shape
-from dualprompt.prompts.bank import Init, check_layers, cosine, draw, layers_of
+from dualprompt.prompts.bank import Init, check_layers, cosine, draw, layers_of, rows_at
 
 
 class DualPromptPoolConfig(MethodConfig):
@@ -67,7 +67,8 @@ class DualPromptPool(Prompted[DualPromptPoolConfig]):
         tokens = self.tokens(batch)
         similarity, picked = cosine(self.query(batch, tokens), self.key).max(dim=1)
         g = {layer: self.g_prompt[i : i + 1] for i, layer in enumerate(self.config.g_layers)}
-        e = {layer: self.e_prompt[picked, i] for i, layer in enumerate(self.config.e_layers)}
+        e_prompt = rows_at(self.e_prompt, picked)
+        e = {layer: e_prompt[:, i] for i, layer in enumerate(self.config.e_layers)}
         prompts = attach(g, e, self.config.prompting, self.config.prefix_at)
         return self.backbone.rest(tokens, self.shared_layers, prompts), similarity
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field
 from torch import Tensor, nn
 
 from dualprompt.backbones.base import BackboneSource
@@ -23,6 +23,7 @@ from dualprompt.methods.base import (
     Selection,
     TaskView,
     below,
+    logits_always,
     numbered,
 )
 from dualprompt.methods.experts import SHARPNESS, Experts, ExpertsConfig, Projected, settle
@@ -48,16 +49,12 @@ class DualPromptRPConfig(ExpertsConfig):
     )
     selection: Selection = Field(default="query", description="how test images pick an E-Prompt")
 
-    @field_validator("training_logits")
-    @classmethod
-    def _own_classes(cls, value: str) -> str:
-        if value == "unmasked":
-            raise ValueError(
-                "a task's prompts are trained with a classifier of its own classes that goes with the task, so there "
-                "are no old rows to train: leave it masked; a task of one class is learned without training (the "
-                "baseline beside it: --methods dualprompt-rp,frozen-head:training_logits=unmasked, or --no-baseline)"
-            )
-        return value
+    _own_classes = logits_always(
+        "masked",
+        "a task's prompts are trained with a classifier of its own classes that goes with the task, so there are no "
+        "old rows to train: leave it masked; a task of one class is learned without training (the baseline beside it: "
+        "--methods dualprompt-rp,frozen-head:training_logits=unmasked, or --no-baseline)",
+    )
 
 
 @METHODS.register("dualprompt-rp")
@@ -139,8 +136,7 @@ class DualPromptRP(Experts[DualPromptRPConfig]):
     def _note_classes(self) -> None:
         """Note the task of each class, and its row in `head`: all of them, unless some are of forgotten classes."""
         device = self.shared_prompt.device
-        sizes = torch.tensor([len(rows) for rows in self.task_head.bias], dtype=torch.int64)
-        self.task_of = torch.arange(len(sizes)).repeat_interleave(sizes).to(device)
+        self.task_of = self.task_head.blocks()
         self.row_of = torch.arange(self.head.classes, device=device)
         if self.head.classes != self.task_head.classes:
             self.row_of = torch.cat([rows.abs().amax(dim=1) for rows in self.head.weight]).nonzero()[:, 0]

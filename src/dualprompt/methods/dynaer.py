@@ -8,13 +8,14 @@ from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, field_validator
+from pydantic import Field
 from torch import Tensor, nn
 
 from dualprompt.backbones.base import Backbone, BackboneSource
 from dualprompt.backbones.known import drawn_by_seed
 from dualprompt.methods.base import (
     METHODS,
+    OLD_CLASSES,
     Batch,
     BufferPlan,
     Defaults,
@@ -26,6 +27,7 @@ from dualprompt.methods.base import (
     Selection,
     TaskView,
     below,
+    logits_always,
 )
 from dualprompt.seeds import derive
 
@@ -54,12 +56,7 @@ class DynaERConfig(MethodConfig):
         default="normal", description="how heads are drawn again; uniform: narrower than at first, as released"
     )
 
-    @field_validator("training_logits")
-    @classmethod
-    def _all_classes(cls, value: str) -> str:
-        if value == "masked":
-            raise ValueError("rehearsal trains old classes too: leave training_logits unmasked")
-        return value
+    _all_classes = logits_always("unmasked", OLD_CLASSES)
 
 
 @METHODS.register("dynaer")

@@ -7,11 +7,11 @@ from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, field_validator
+from pydantic import Field
 from torch import Tensor
 from typing_extensions import TypeVar
 
-from dualprompt.methods.base import METHODS, Batch, Defaults, Grid, Method, MethodConfig, below
+from dualprompt.methods.base import METHODS, Batch, Defaults, Grid, Method, MethodConfig, below, logits_always
 from dualprompt.methods.frozen_head import FrozenHead
 
 
@@ -112,12 +112,7 @@ class FineTunePlusPlusConfig(FineTuneConfig):
     name: str = "ft++"
     training_logits: Literal["masked", "unmasked"] = "masked"
 
-    @field_validator("training_logits")
-    @classmethod
-    def _masked(cls, value: Literal["masked", "unmasked"]) -> Literal["masked", "unmasked"]:
-        if value == "unmasked":
-            raise ValueError("ft++ is fine-tuning with masked logits; for unmasked ones use ft-seq")
-        return value
+    _masked = logits_always("masked", "ft++ is fine-tuning with masked logits; for unmasked ones use ft-seq")
 
 
 @METHODS.register("ft++")

@@ -86,6 +86,11 @@ class GrowingHead(Deriving):
         self.classes += len(bias)
         self.drop_derived()
 
+    def blocks(self) -> Tensor:
+        """Return the number of the block of rows that each class is in, (classes,): its task, where none returns."""
+        sizes = torch.tensor([len(rows) for rows in self.bias], dtype=torch.int64)
+        return torch.arange(len(sizes)).repeat_interleave(sizes).to(self.get_buffer("_device").device)
+
     def current(self, features: Tensor) -> Tensor:
         """Return the logits of the current task's labels, (batch, labels), in their order."""
         return _linear(features, *self.current_rows(list(self.weight), list(self.bias)))

@@ -110,11 +110,7 @@ class HiDePrompt(Prompted[HiDePromptConfig]):
         super().begin_task(task)
         rows = range(self.task_head.classes, self.task_head.classes + len(task.labels))
         self.task_head.begin(rows, rows, train_old=False)
-        self._note_classes()
-
-    def _note_classes(self) -> None:
-        sizes = torch.tensor([len(rows) for rows in self.task_head.bias], dtype=torch.int64)
-        self.task_of = torch.arange(len(sizes)).repeat_interleave(sizes).to(self.task_of.device)
+        self.task_of = self.task_head.blocks()
 
     def training_prompt(self) -> Tensor:
         """Return the newest prompt with a little of the mean of all others, (layers, 2, length, dim)."""
@@ -177,7 +173,7 @@ class HiDePrompt(Prompted[HiDePromptConfig]):
         self.task_head.restore(*rows, train_old=False)
         for which in ("plain", "prompted"):
             getattr(self, which).restore(below(f"{which}.", state))
-        self._note_classes()
+        self.task_of = self.task_head.blocks()
 
 
 def contrast(rows: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from dualprompt.methods.base import (
 )
 from dualprompt.methods.ownership import OfTask
 from dualprompt.methods.prompted import Prompted
-from dualprompt.prompts.bank import Init, cosine, draw
+from dualprompt.prompts.bank import Init, cosine, draw, rows_at
 
 
 class L2PConfig(MethodConfig):
@@ -133,7 +133,7 @@ class L2P(Prompted[L2PConfig]):
             chosen = self.prompts[-1].expand(len(query), -1, -1, -1)
         else:
             similarity, picked = self.pick(query)
-            chosen = self.prompt[picked]
+            chosen = rows_at(self.prompt, picked)
         loss = self.classification_loss(self.prompted(tokens, chosen), batch.labels)
         return loss + self.config.match_weight * (1 - similarity).sum(dim=1).mean() if self.trains_keys else loss
 

@@ -34,11 +34,9 @@ class Prompted(FrozenHead[C]):
 
     def selected_task(self, selection: Selection, batch: Batch, found: Tensor) -> Tensor:
         """Return the task whose prompts each image gets: that which was found, the one voted for, or the true one."""
-        if selection != "oracle":
-            return vote(found) if selection == "batch_vote" else found
-        if batch.task is None:
-            raise ValueError("selection 'oracle' needs the true task of each image")
-        return batch.task
+        if selection == "oracle":
+            return batch.told_task
+        return vote(found) if selection == "batch_vote" else found
 
     @torch.no_grad()
     def tokens(self, batch: Batch) -> Tensor:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field
 from torch import nn
 from typing_extensions import TypeVar
 
-from dualprompt.methods.base import Batch, BufferPlan, TaskView
+from dualprompt.methods.base import OLD_CLASSES, Batch, BufferPlan, TaskView, logits_always
 from dualprompt.methods.contract import Policy
 from dualprompt.methods.finetune import FineTune, FineTuneConfig
 
@@ -19,12 +19,7 @@ class RehearsalConfig(FineTuneConfig):
 
     buffer_size: int = Field(default=1000, ge=1, le=10**8, description="images of old tasks that are kept")
 
-    @field_validator("training_logits")
-    @classmethod
-    def _all_classes(cls, value: str) -> str:
-        if value == "masked":
-            raise ValueError("rehearsal trains old classes too: leave training_logits unmasked")
-        return value
+    _all_classes = logits_always("unmasked", OLD_CLASSES)
 
 
 R = TypeVar("R", bound=RehearsalConfig, covariant=True, default=RehearsalConfig)

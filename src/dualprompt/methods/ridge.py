@@ -163,6 +163,22 @@ def weights_of(gram: Tensor, sums: Tensor, strength: float) -> Tensor:
     return weights
 
 
+def add_columns(blocks: TensorList, sums: Tensor, task: TaskView) -> None:
+    """Append the columns of a task's new labels as a block, and add those of labels that return to what is there.
+
+    `sums` (…, labels) are the task's. Blocks lie one after another, so that a label is the number of its column.
+    """
+    new = [place for place, label in enumerate(task.labels) if label in task.new_labels]
+    first = 0
+    for block in blocks:
+        for place, label in enumerate(task.labels):
+            if first <= label < first + block.shape[-1]:
+                block[..., label - first] += sums[..., place].to(block)
+        first += block.shape[-1]
+    if new:
+        blocks.append(sums[..., new])
+
+
 class Ridge(nn.Module):
     """The sums over all tasks. They grow by a column a new label, and no feature is kept.
 
@@ -204,9 +220,9 @@ class Ridge(nn.Module):
         if not bool(torch.isfinite(moments.gram).all()):
             raise DualPromptError("the features of the newest task are not finite; lower train.lr or set train.clip")
         self.gram += packed(moments.gram).to(self.gram)
-        _add_by_label(self.sums, moments.sums, task)
+        add_columns(self.sums, moments.sums, task)
         if self.counted:
-            _add_by_label(self.counts, labels.bincount(minlength=classes), task)
+            add_columns(self.counts, labels.bincount(minlength=classes), task)
             self.get_buffer("count").add_(len(features))
         if strength is None and share is None:
             if self.counted:
@@ -260,16 +276,3 @@ class Ridge(nn.Module):
         if self.counted:
             self.counts.restore(numbered(state, "counts"))
             self.get_buffer("count").copy_(state["count"])
-
-
-def _add_by_label(known: TensorList, values: Tensor, task: TaskView) -> None:
-    """Append the columns of new labels, (…, labels), and add those of labels that return to what is there."""
-    new = [place for place, label in enumerate(task.labels) if label in task.new_labels]
-    first = 0
-    for block in known:
-        for place, label in enumerate(task.labels):
-            if first <= label < first + block.shape[-1]:
-                block[..., label - first] += values[..., place].to(block)
-        first += block.shape[-1]
-    if new:
-        known.append(values[..., new])

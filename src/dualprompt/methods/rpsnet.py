@@ -8,13 +8,14 @@ from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, field_validator
+from pydantic import Field
 from torch import Tensor
 
 from dualprompt.backbones.base import Backbone, BackboneSource
 from dualprompt.derived import predicting
 from dualprompt.methods.base import (
     METHODS,
+    OLD_CLASSES,
     Batch,
     BufferPlan,
     Defaults,
@@ -23,6 +24,7 @@ from dualprompt.methods.base import (
     Phase,
     TaskView,
     below,
+    logits_always,
 )
 from dualprompt.methods.frozen_head import FrozenHead
 from dualprompt.methods.heads import GrowingHead
@@ -52,12 +54,7 @@ class RPSNetConfig(MethodConfig):
         "and epoch and path are CHOSEN BY TEST ACCURACY",
     )
 
-    @field_validator("training_logits")
-    @classmethod
-    def _all_classes(cls, value: str) -> str:
-        if value == "masked":
-            raise ValueError("rehearsal trains old classes too: leave training_logits unmasked")
-        return value
+    _all_classes = logits_always("unmasked", OLD_CLASSES)
 
 
 @METHODS.register("rpsnet")

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from dualprompt.backbones.base import BackboneSource, LayerPrompt
 from dualprompt.config import LONGEST
+from dualprompt.methods.alignment import nearest_centroids
 from dualprompt.methods.base import (
     METHODS,
     Batch,
@@ -125,21 +126,17 @@ class SPrompts(Prompted[SPromptsConfig]):
     @torch.no_grad()
     def end_task(self, task: TaskView) -> None:
         """Find the domain's keys: the centres of its frozen features, each of length one."""
-        self.keys.append(
-            centres(F.normalize(task.queries().float(), dim=1), self.config.keys, generator_for(task, "keys"))
-        )
+        queries = F.normalize(task.queries().float(), dim=1)
+        keys, _ = nearest_centroids(queries, self.config.keys, generator_for(task, "keys"), rounds=100, least=1e-12)
+        self.keys.append(keys)
 
     @torch.no_grad()
     def predict(self, batch: Batch, selection: Selection | None = None) -> Prediction:
         """Pick a domain for each image, then classify with its prompt and classifier."""
         self.check_selection(selection)
         tokens = self.tokens(batch)
-        if (selection or self.config.selection) == "oracle":
-            if batch.task is None:
-                raise ValueError("selection 'oracle' needs the true domain of each image")
-            domain = batch.task
-        else:
-            domain = self.domain(self.query(batch, tokens))
+        told = (selection or self.config.selection) == "oracle"
+        domain = batch.told_task if told else self.domain(self.query(batch, tokens))
         prompts = self.derived("prompts", lambda: torch.stack(list(self.prompts)))
         logits = self.head.predict(self.prompted(tokens, prompts[domain].to(tokens.dtype)))
         if self.own:
@@ -162,20 +159,3 @@ class SPrompts(Prompted[SPromptsConfig]):
         self.keys.restore(numbered(state, "keys"))
         self.labels.restore(numbered(state, "labels"))
         self._find_columns()
-
-
-def centres(points: Tensor, count: int, generator: torch.Generator, rounds: int = 100) -> Tensor:
-    """Return `count` centres of points, (count, dim): k-means (Lloyd) from k-means++ seeds."""
-    found = points[torch.randint(len(points), (1,), generator=generator)]
-    for _ in range(count - 1):
-        far = torch.cdist(points, found).amin(dim=1).square().clamp_min(1e-12).cpu()  # never all zero
-        found = torch.cat([found, points[torch.multinomial(far, 1, generator=generator)]])
-    nearest = torch.full((len(points),), -1, device=points.device)
-    for _ in range(rounds):
-        before, nearest = nearest, torch.cdist(points, found).argmin(dim=1)
-        if torch.equal(before, nearest):
-            break
-        members = F.one_hot(nearest, count).to(points)
-        sizes = members.sum(dim=0)[:, None]
-        found = torch.where(sizes == 0, found, members.T @ points / sizes.clamp_min(1))
-    return found

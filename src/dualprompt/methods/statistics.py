@@ -163,12 +163,6 @@ class Discriminant(nn.Module):
         self.register_buffer("scatter", torch.zeros(dim * (dim + 1) // 2))  # within classes, summed over tasks, packed
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
 
-    def include(
-        self, features: Tensor, labels: Tensor, classes: int, expand: Callable[[Tensor], Tensor] = _as_they_are
-    ) -> None:
-        """Take in a task's features, each passed through `expand`; its labels count from 0, and are all new."""
-        self._add(*within_class(features, labels, classes, expand), len(features))
-
     def _add(self, means: Tensor, scatter: Tensor, count: int) -> None:
         if len(means):
             self.means.append(means)
@@ -368,7 +362,7 @@ class GaussianMatching(Discriminant):
 
     def add(self, queries: Tensor, labels: Tensor, classes: int, generator: torch.Generator) -> None:
         """Take in a task's queries; its labels count from 0."""
-        self.include(queries, labels, classes)
+        self._add(*within_class(queries, labels, classes), len(queries))
         self._prepare()
 
     def restore(self, state: dict[str, Tensor]) -> None:

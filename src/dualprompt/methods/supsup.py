@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, field_validator
+from pydantic import Field
 from torch import Tensor, nn
 
 from dualprompt.backbones.base import BackboneSource, ConvolutionalBackbone
@@ -22,6 +22,7 @@ from dualprompt.methods.base import (
     Prediction,
     Selection,
     TaskView,
+    logits_always,
     numbered,
 )
 from dualprompt.methods.statistics import TensorList
@@ -48,12 +49,7 @@ class SupSupConfig(MethodConfig):
         "the test batch",
     )
 
-    @field_validator("training_logits")
-    @classmethod
-    def _masked(cls, value: str) -> str:
-        if value == "unmasked":
-            raise ValueError("a task of supsup is a network of its own: leave training_logits masked")
-        return value
+    _masked = logits_always("masked", "a task of supsup is a network of its own: leave training_logits masked")
 
 
 @METHODS.register("supsup")
@@ -147,9 +143,7 @@ class SupSup(Method[SupSupConfig]):
     def _task(self, batch: Batch, logits: Sequence[Tensor], masks: Sequence[Tensor], selection: Selection) -> Tensor:
         """Return each image's task, (batch,), given its logits within every task."""
         if selection == "oracle":
-            if batch.task is None:
-                raise ValueError("selection 'oracle' needs the true task of each image")
-            return batch.task
+            return batch.told_task
         if self.config.inference == "min_entropy":
             chosen = torch.stack([entropy(each) for each in logits], dim=1).argmin(dim=1)
         else:

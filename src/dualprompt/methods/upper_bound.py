@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from dualprompt.backbones.base import BackboneSource
 from dualprompt.backbones.known import drawn_by_seed
-from dualprompt.methods.base import METHODS, Grid, Phase, TaskView
+from dualprompt.methods.base import METHODS, Grid, Phase, TaskView, logits_always
 from dualprompt.methods.finetune import FineTune, FineTuneConfig
 
 
@@ -19,15 +19,9 @@ class UpperBoundConfig(FineTuneConfig):
 
     name: str = "upper-bound"
     epochs_factor: int = Field(default=1, ge=1, le=1000, description="how many times the recipe's epochs it trains for")
-
     zero_residuals: bool = Field(default=False, description="blocks of a network that is drawn begin as the identity")
 
-    @field_validator("training_logits")
-    @classmethod
-    def _unmasked(cls, value: Literal["masked", "unmasked"]) -> Literal["masked", "unmasked"]:
-        if value == "masked":
-            raise ValueError("joint training tells all classes apart; use unmasked")
-        return value
+    _unmasked = logits_always("unmasked", "joint training tells all classes apart; use unmasked")
 
 
 @METHODS.register("upper-bound")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from dualprompt.model.outcomes import Outcomes
 from dualprompt.model.results import TaskInfo
 from dualprompt.run.checkpoint import State
 from dualprompt.training.distributed import compute_dtype
+from dualprompt.training.setup import view_of
 
 
 @dataclass(frozen=True)
@@ -122,16 +123,7 @@ def build(values: dict[str, Any], backbone: str, input_size: int | None, device:
     if made.trains_backbone or made.joint:
         raise DualPromptError(f"method '{options.name}' trains the backbone or keeps images; take dualprompt")
     backbones.place(found, dtype)
-    view = View(
-        side=backbones.outline().input_size,
-        mean=info.mean,
-        std=info.std,
-        interpolation=info.interpolation,
-        test="resize",
-        augment=config.train.augment,
-        rotation=config.train.rotation,
-        jitter=config.train.jitter,
-    )
+    view = replace(view_of(config, info), test="resize")
     return Foundation(config, options, info, found, dtype, backbones, view)
 
 

@@ -109,12 +109,9 @@ def named(image: ImageLike) -> str:
     return kind.get(type(image), getattr(image, "filename", "") or "an image given from memory")
 
 
-def read_all(images: Sequence[ImageLike], side: int, interpolation: str, progress: Progress = SILENT) -> np.ndarray:
-    """Return all images, (images, side, side, 3) uint8; if some cannot be read, one error names them.
-
-    `side`, `interpolation` and `progress` are those of `read_some`.
-    """
-    pixels, faults = read_some(images, side, interpolation, progress)
+def read_all(images: Sequence[ImageLike], side: int, interpolation: str) -> np.ndarray:
+    """Return all images, as `read_some` does; if some cannot be read, one error names them."""
+    pixels, faults = read_some(images, side, interpolation)
     if faults:
         raise DualPromptError(complaint(faults.values(), len(images)))
     return pixels

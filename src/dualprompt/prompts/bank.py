@@ -38,6 +38,14 @@ def vote(selected: Tensor) -> Tensor:
     return torch.bincount(selected).argmax().expand_as(selected)
 
 
+def rows_at(pool: Tensor, picked: Tensor) -> Tensor:
+    """Return `pool[picked]`, with a gradient that sums what is picked twice in one order: so runs can be repeated.
+
+    The gradient of an index adds them up from several threads at once on a CPU, in the order in which these come.
+    """
+    return F.embedding(picked, pool.flatten(1)).unflatten(-1, pool.shape[1:])
+
+
 def paper_count(g_layers: int, e_layers: int, g_length: int, e_length: int, dim: int, tasks: int) -> int:
     """Return the paper's number of prompt and key parameters, which counts `length` rows a layer for Pre-T too."""
     return dim * (g_layers * g_length + tasks * (e_layers * e_length + 1))

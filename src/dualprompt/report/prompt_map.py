@@ -37,7 +37,7 @@ def collect(run: Run) -> Prompts | None:
     return Prompts(e, np.stack([g.float().numpy().reshape(-1, dim) for g in snapshots]))
 
 
-def plane(prompts: Prompts, seed: int = 0) -> Points:
+def plane(prompts: Prompts) -> Points:
     """Return all prompts in one t-SNE plane: crosses are G, dots E, a colour for each task."""
     from sklearn.manifold import TSNE
 
@@ -46,7 +46,7 @@ def plane(prompts: Prompts, seed: int = 0) -> Points:
     if len(flat) < 3:
         raise DualPromptError("a t-SNE needs at least 3 prompt vectors; attach longer prompts or to more layers")
     perplexity = min(30.0, (len(flat) - 1) / 3)
-    places = TSNE(2, perplexity=perplexity, init="pca", random_state=seed).fit_transform(flat).astype(float)
+    places = TSNE(2, perplexity=perplexity, init="pca", random_state=0).fit_transform(flat).astype(float)
     clouds, start = [], 0
     for kind, vectors in kinds.items():
         tasks, count, _ = vectors.shape

@@ -59,7 +59,7 @@ class Position:
 
 
 @dataclass(frozen=True)
-class Work:
+class Unfinished:
     """What is kept of a task that is being learned."""
 
     method: State  # what the task has changed so far
@@ -198,7 +198,7 @@ class Checkpoints:
         loss: Tensor,
         notes: Tensor | None = None,
     ) -> None:
-        """Keep the work in progress: see Work; and the position."""
+        """Keep the work in progress: see Unfinished; and the position."""
         tensors = {f"method/{name}": value for name, value in changed(state, before).items()}
         for own, optimiser in optimisers.items():
             names, place = _names(optimiser), f"{OPTIMISER}{own and f'.{own}'}"
@@ -207,7 +207,7 @@ class Checkpoints:
         tensors |= {"loss": loss} | ({} if notes is None else {"notes": notes})
         write(self.progress_path, tensors, asdict(position))
 
-    def last(self) -> tuple[Position, Work | None]:
+    def last(self) -> tuple[Position, Unfinished | None]:
         """Return where to go on: inside a task, with its work in progress, or at the beginning of one.
 
         Work in progress counts if it is of the task that comes after the finished ones; so a damaged file can be
@@ -223,7 +223,9 @@ class Checkpoints:
                 loss = tensors.get("loss")
                 if loss is None or loss.shape != ():
                     raise DualPromptError(f"checkpoint {self.progress_path} is damaged (it has no loss); {DELETE}")
-                return position, Work(_below("method/", tensors), _optimisers(tensors), loss, tensors.get("notes"))
+                return position, Unfinished(
+                    _below("method/", tensors), _optimisers(tensors), loss, tensors.get("notes")
+                )
         if finished > self.first:
             position = read(self.task_path(finished - 1))[1]
             self._check(self.task_path(finished - 1), position, finished)

@@ -145,10 +145,10 @@ class Context:
         asked = {key: value for key, value in HELD_OUT.items() if key not in self.overrides}
         return self._rows(part, settings, asked)
 
-    def test(self, settings: Sequence[Setting], part: str = "test") -> list[Row]:
+    def test(self, settings: Sequence[Setting]) -> list[Row]:
         """Run settings on the test images, trained on all training images."""
         all_images = {"benchmark.validation": 0.0, "benchmark.evaluate_on": "test"}
-        return self._rows(part, settings, all_images)
+        return self._rows("test", settings, all_images)
 
     def _rows(self, part: str, settings: Sequence[Setting], split: dict[str, Any]) -> list[Row]:
         if self.seeds < 1:

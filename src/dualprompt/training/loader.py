@@ -58,7 +58,7 @@ class Loader:
             live: whether the buffer changes from step to step, see `replay_from`.
             in_order: whether images come in the order of the subset, as those of an online stream do.
         """
-        self.feed, self.subset, self.phase = feed, subset, phase
+        self.feed, self.subset, self.phase, self.number = feed, subset, phase, number
         self.view = feed.view if phase.augment is None else replace(feed.view, augment=phase.augment)
         self.size = feed.config.train.batch_size
         self.buffer: Subset | None = None
@@ -71,7 +71,7 @@ class Loader:
             feed.resident(images)  # now, not in the thread that draws ahead
         self._known = feed.features(subset) if known else None
         self._known_of_buffer = feed.features(self.buffer) if known and self.buffer is not None and not live else None
-        self._live, self._in_order = live, in_order
+        self.live, self._in_order = live, in_order
 
     @property
     def steps(self) -> int:
@@ -90,7 +90,7 @@ class Loader:
 
     def _drawn(self, order: Tensor, places: Sequence[tuple[int, int]]) -> Iterator[LocalBatch]:
         """Yield the batches at some places, each an epoch and a step."""
-        if self.feed.fabric.device.type != "cuda" or self._live:
+        if self.feed.fabric.device.type != "cuda" or self.live:
             yield from (self._finish(self._draw(order, *place)) for place in places)
             return
         with ThreadPoolExecutor(1) as ahead:

@@ -17,7 +17,7 @@ from dualprompt.run.checkpoint import (
     BUFFER,
     Position,
     State,
-    Work,
+    Unfinished,
     fitting,
     of_buffer,
     of_method,
@@ -56,7 +56,7 @@ class Standing:
         """Return the losses of the current epoch, summed, as a resumed run finds them."""
         return (self._resumed.loss if self._resumed else torch.zeros(())).to(self.device)
 
-    def restore_method(self, begun: bool = True) -> Work | None:
+    def restore_method(self, begun: bool = True) -> Unfinished | None:
         """Give the method back what a phase had trained when the run was stopped inside it; return that, if it was.
 
         `begun` says that the method has been told of the task again, and so has chosen what trains.
@@ -72,7 +72,7 @@ class Standing:
                 parameter.requires_grad_(name in trained)
         return resumed
 
-    def restore_optimisers(self, optimisers: Mapping[str, Optimizer], resumed: Work | None) -> None:
+    def restore_optimisers(self, optimisers: Mapping[str, Optimizer], resumed: Unfinished | None) -> None:
         """Give the optimisers of a resumed phase their state back."""
         if resumed is not None:
             with fitting(self.run.checkpoints.progress_path):

@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from dualprompt.config import TrainConfig
-from dualprompt.methods.base import Method, Phase, Step, TaskView
+from dualprompt.methods.base import Method, Step, TaskView
 from dualprompt.training.distributed import distribute
 from dualprompt.training.loader import Loader
 from dualprompt.training.optimise import ReadyStep, carry_over, make_optimisers, recipe_of
@@ -40,10 +40,8 @@ class Trained:
 class PhaseWork:
     """A phase that is being trained: what a step works with."""
 
-    phase: Phase
     task: TaskView
     recipe: TrainConfig
-    number: int
     epochs: int
     loader: Loader
     steps: list[ReadyStep]  # of each batch, in order
@@ -51,36 +49,23 @@ class PhaseWork:
     parameters: list[nn.Parameter]  # all that train
 
 
-def prepared(
-    method: Method,
-    phase: Phase,
-    view: TaskView,
-    number: int,
-    epochs: int,
-    loader: Loader,
-    config: TrainConfig,
-    fabric: Fabric,
-    before: PhaseWork | None = None,
-) -> PhaseWork:
+def prepared(method: Method, view: TaskView, loader: Loader, epochs: int, before: PhaseWork | None = None) -> PhaseWork:
     """Return what a step of a phase works with, with optimisers for what the method now trains.
 
     Args:
         method: who trains.
-        phase: how.
         view: what it knows of the task.
-        number: which of the task's phases it is.
+        loader: what makes the phase's batches.
         epochs: how long the phase is.
-        loader: what makes its batches.
-        config: the recipe.
-        fabric: where it is carried out.
         before: the same phase before more parameters came, whose optimisers' state is taken over.
     """
-    recipe, steps = recipe_of(phase, config), method.steps(phase)
+    phase, fabric = loader.phase, loader.feed.fabric
+    recipe, steps = recipe_of(phase, loader.feed.config.train), method.steps(phase)
     optimisers = make_optimisers(method, steps, recipe, phase.lr, fabric.device)
     if before is not None:
         carry_over(before.optimisers, optimisers)
     ready, parameters = _ready(method, steps, optimisers, recipe, fabric), list(method.trainable().values())
-    return PhaseWork(phase, view, recipe, number, epochs, loader, ready, optimisers, parameters)
+    return PhaseWork(view, recipe, epochs, loader, ready, optimisers, parameters)
 
 
 def _ready(

@@ -105,7 +105,7 @@ def learn(
     # Only their number is asked for: the images themselves are elsewhere.
     lesson = Lesson(name, left, np.empty((len(features), 0, 0, 3), np.uint8))
     method = base.method(state)
-    view = _view(base, method, lesson, len(model.tasks), known, features)
+    view = _view(base, lesson, len(model.tasks), known, features)
     method.begin_task(view)
     method.eval()
     method.end_task(view)
@@ -157,7 +157,7 @@ def _shards(foundation: Foundation, images: Sequence[ImageLike]) -> Iterator[Sha
         yield Shard(tuple(images[start : start + SHARD]), text)
 
 
-def _view(foundation: Foundation, method: Method, lesson: Lesson, index: int, known: int, features: Tensor) -> TaskView:
+def _view(foundation: Foundation, lesson: Lesson, index: int, known: int, features: Tensor) -> TaskView:
     """Return a task whose images are known by their features alone."""
     labels = torch.from_numpy(lesson.labels) + known
     seen = tuple(range(known + len(lesson.classes)))
