@@ -247,6 +247,21 @@ def check_loaded(setup: Setup, run: Run) -> None:
     mine, loaded = (logits(each.method, each.feed, each) for each in (setup, fresh))
     assert mine.shape[1] == CLASSES
     assert torch.equal(mine, loaded)
+    together = dict(enumerate(mine))
+    for number, alone in enumerate(one_by_one(fresh)):
+        torch.testing.assert_close(alone, together[number], msg="an answer depends on what else is in its batch")
+
+
+def one_by_one(setup: Setup) -> list[torch.Tensor]:
+    """The logits of each image alone, last ones first, by a method that is told no label."""
+    found, frozen = [], setup.method.uses_frozen
+    setup.method.eval()
+    for subset in setup.evaluated(TASKS)[::-1]:
+        known = setup.feed.features(subset) if frozen else None
+        for row in range(len(subset) - 1, -1, -1):
+            spec = setup.feed.fixed(subset, torch.tensor([row]), None if known is None else known[row : row + 1])
+            found.append(setup.method.predict(setup.feed.question(subset.images, spec)).logits[0])
+    return found[::-1]
 
 
 def killed_and_resumed(arguments: tuple[str, dict[str, Any]], truth: Run, tmp_path: Path, often: bool) -> Path:

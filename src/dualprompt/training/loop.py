@@ -208,7 +208,8 @@ class Loop:
         if portion.evaluated:
             steps = self.config.train.updates * arrivals.since_evaluation(portion)
             loss = None if work is None else self._mean_loss(steps, f"after {portion.stop} images")
-            [score] = evaluate(self.method, self.feed, [arrivals.judged(portion)], progress=self.progress)
+            judged = [arrivals.judged(portion)]
+            [score] = evaluate(self.method, self.feed, judged, progress=self.progress, classes=portion.seen)
             self.standing.note_anytime(portion, score)
             if self.writes:
                 self.run.log(**anytime_line(portion, score, loss))
@@ -316,7 +317,7 @@ class Loop:
         for step in work.steps:
             for parameter in work.parameters:  # also those that only other steps move
                 parameter.grad = None
-            loss = step.loss_of(batch) * spec.weight
+            loss = step.loss(batch) * spec.weight
             self.fabric.backward(loss)
             if step.clip is not None:
                 nn.utils.clip_grad_norm_(step.parameters, step.clip)
@@ -362,7 +363,8 @@ class Loop:
         if all(map(len, subsets)):
             if self.keeps_predictions:
                 answers = Answers.after(self.setup.stream, task.index + 1, self.config, self.fabric.device)
-            scores = evaluate(self.method, self.feed, subsets, progress=self.progress, answers=answers)
+            seen = len(task.seen)
+            scores = evaluate(self.method, self.feed, subsets, None, self.progress, answers, seen)
         if self.writes:
             images = trained.images * self.fabric.world_size
             self.run.log(**task_line(task, scores, trained.seconds, time.monotonic() - began, images))
