@@ -247,9 +247,10 @@ def check_loaded(setup: Setup, run: Run) -> None:
     mine, loaded = (logits(each.method, each.feed, each) for each in (setup, fresh))
     assert mine.shape[1] == CLASSES
     assert torch.equal(mine, loaded)
-    together = dict(enumerate(mine))
-    for number, alone in enumerate(one_by_one(fresh)):
-        torch.testing.assert_close(alone, together[number], msg="an answer depends on what else is in its batch")
+    both = mine, torch.stack(one_by_one(fresh))
+    mine, alone = (found.float().masked_fill(found == -torch.inf, 0) for found in both)
+    rounding = 0.05 if fresh.dtype == torch.bfloat16 else 1e-4
+    assert (alone - mine).abs().max() <= rounding * mine.abs().max(), "an answer depends on what else is in its batch"
 
 
 def one_by_one(setup: Setup) -> list[torch.Tensor]:
