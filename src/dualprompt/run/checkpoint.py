@@ -150,7 +150,7 @@ def restore(method: Method, state: State, folder: Path) -> None:
     with fitting(folder):
         method.load_state(state)
     found = method.state()
-    lost = [name for name, value in state.items() if name not in found or not _same(value, found[name])]
+    lost = [name for name, value in state.items() if name not in found or _forgotten(value, found[name])]
     if lost:
         raise DualPromptError(
             f"method '{method.config.name}' does not take over '{lost[0]}' of its own state; mend its load_state, "
@@ -158,10 +158,15 @@ def restore(method: Method, state: State, folder: Path) -> None:
         )
 
 
-def _same(value: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors are equal, NaN for NaN, wherever they lie."""
-    mine = value.to(other.device)
-    return mine.shape == other.shape and bool(((mine == other) | ((mine != mine) & (other != other))).all())
+def _forgotten(value: Tensor, found: Tensor) -> bool:
+    """Return whether a method has something else than a value that it was given, NaN being NaN.
+
+    One of another size is what it made of an older version's, unless it is empty.
+    """
+    if found.shape != value.shape:
+        return not found.numel()
+    mine = value.to(found.device)
+    return not ((mine == found) | ((mine != mine) & (found != found))).all()
 
 
 def of_method(state: State) -> State:

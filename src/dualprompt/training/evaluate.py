@@ -16,7 +16,7 @@ from dualprompt.data.specs import ImageSpec
 from dualprompt.data.stream import Subset
 from dualprompt.derived import predicting
 from dualprompt.errors import DualPromptError
-from dualprompt.methods.base import Method, Prediction, Selection
+from dualprompt.methods.base import Method, Selection
 from dualprompt.metrics import summarise
 from dualprompt.progress import SILENT, Progress, Work
 from dualprompt.run.answers import Answers
@@ -138,7 +138,7 @@ def classify(
     """
     batch = feed.question(images, spec if selection == "oracle" else replace(spec, task=None))
     prediction = method.answer(batch, selection)
-    refuse_misshapen(method, prediction, len(spec), classes)
+    prediction.check(method.config.name, len(spec), classes)
     counts[0] += (prediction.logits.argmax(dim=1) == spec.labels).sum()
     counts[1] += (~prediction.logits.amax(dim=1).isfinite()).sum()
     if prediction.selected is not None:
@@ -148,18 +148,6 @@ def classify(
         assert spec.rows is not None
         assert spec.task is not None
         answers.note(spec.rows, spec.task, prediction)
-
-
-def refuse_misshapen(method: Method, prediction: Prediction, images: int, classes: int | None) -> None:
-    """Refuse logits that would be counted all the same, but for other images or classes."""
-    found = tuple(prediction.logits.shape)
-    if len(found) == 2 and found[0] == images and classes in (None, found[1]):
-        return
-    columns = "a column a class" if classes is None else f"{classes} columns, one for each class seen"
-    raise DualPromptError(
-        f"method '{method.config.name}' gives logits of shape {found} for {images} images; its predict must return a "
-        f"row an image and {columns}"
-    )
 
 
 def evaluate_again(setup: Setup, run: Run, selection: Selection | None, progress: Progress = SILENT) -> dict[str, Any]:

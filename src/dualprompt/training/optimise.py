@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dualprompt.config import TrainConfig
-from dualprompt.errors import DualPromptError
 from dualprompt.methods.base import Batch, Method, Phase, Step
+from dualprompt.methods.contract import checked_loss
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,7 @@ class ReadyStep:
 
     def loss(self, batch: Batch) -> Tensor:
         """Return the loss of a batch; what cannot be lowered is refused."""
-        found: object = self.loss_of(batch)
-        if isinstance(found, Tensor) and not found.ndim and found.requires_grad:
-            return found
-        what = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
-        less = " without a gradient" if isinstance(found, Tensor) and not found.requires_grad else ""
-        raise DualPromptError(f"a loss must be one number with a gradient, found {what}{less}; mend the method's loss")
+        return checked_loss(self.loss_of(batch))
 
 
 def effective_lr(config: TrainConfig) -> float:
