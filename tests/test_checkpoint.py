@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import errno
 import os
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors import SafetensorError
+from torch import Tensor
 
 from dualprompt.errors import DualPromptError
+from dualprompt.methods.frozen_head import FrozenHead, FrozenHeadConfig
 from dualprompt.run import checkpoint
 from dualprompt.run.checkpoint import Checkpoints, Position
+from helpers import tiny_vit
 
 
 def test_numbers_of_any_stride_come_back(tmp_path: Path) -> None:
@@ -29,6 +33,41 @@ def test_numbers_of_any_stride_come_back(tmp_path: Path) -> None:
     found, _ = checkpoint.read(tmp_path / "a.safetensors")
     assert found.keys() == tensors.keys()
     assert all(torch.equal(found[name], value) for name, value in tensors.items())
+
+
+class Keeps(FrozenHead):
+    """It has what a test says, whatever it is given."""
+
+    found: dict[str, Tensor]
+
+    def state(self) -> dict[str, Tensor]:
+        return self.found
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        pass
+
+
+NAN = torch.tensor([1.0, float("nan")])
+
+
+@pytest.mark.parametrize(
+    ("given", "found", "taken"),
+    [
+        (NAN, NAN.clone(), True),
+        (NAN, torch.tensor([1.0, 2.0]), False),
+        (NAN, torch.tensor([float("nan"), 1.0]), False),
+        (torch.ones(3, 3), torch.ones(6), True),  # a triangle of it, as versions of before had both
+        (torch.ones(3), torch.ones(0), False),
+        (torch.ones(0), torch.ones(0), True),
+        (torch.tensor([3, 4]), torch.tensor([3, 5]), False),
+        (torch.ones(2), None, False),
+    ],
+)
+def test_a_method_has_all_that_it_was_given(given: Tensor, found: Tensor | None, taken: bool, tmp_path: Path) -> None:
+    method = Keeps(FrozenHeadConfig(), tiny_vit())
+    method.found = {"own": torch.ones(1)} | ({} if found is None else {"x": found})
+    with nullcontext() if taken else pytest.raises(DualPromptError, match="does not take over 'x' of its own state"):
+        checkpoint.restore(method, {"x": given}, tmp_path)
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o027, 0o077])

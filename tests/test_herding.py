@@ -14,9 +14,9 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from dualprompt.data.stream import Subset
+from dualprompt.methods.apart import cut_to_rarest, hold_out
 from dualprompt.methods.base import BufferPlan
 from dualprompt.methods.buffer import Buffer, herd
-from dualprompt.training.select import cut_to_rarest, hold_out
 from helpers import seeded, subset_of
 
 

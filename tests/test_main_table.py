@@ -162,6 +162,21 @@ def _accuracies(row: Any) -> list[float]:
     return [json.loads((Path(run) / "result.json").read_text())["average_accuracy"] for run in row["runs"]]
 
 
+@pytest.mark.parametrize("form", [(), ("--columns", "A,F")])
+def test_lines_that_were_given_what_no_learner_has_are_named(form: Any, world: World, tmp_path: Path) -> None:
+    peeks = "rpsnet:candidates=2:parity=true:width=2:modules=3:tasks_per_path=1:buffer_size=8"
+    remarks = {
+        "dualprompt:selection=batch_vote": "batch_vote leaks the task when a test batch holds one task",
+        "dualprompt:selection=oracle": "oracle is told the true task of each image",
+        peeks: f"chosen by the images that it is judged on, so no fair result: {peeks}",
+    }
+    command = ("table", "main", "--benchmark", world.preset, "--runs", tmp_path, "--train.epochs", 1, *form)
+    for line in remarks:
+        shown = call(*command, "--methods", f"dualprompt,{line}", "--format", "markdown")
+        assert shown.code == 0, shown.err
+        assert [other for other, remark in remarks.items() if remark in shown.out.splitlines()] == [line]
+
+
 def test_a_reference_with_several_buffers_must_say_which() -> None:
     lines = main_table.lines("mini", None, ["er", "frozen-head"], [10, 20], {})
     found = main_table.reference(lines, "er@20")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
+from dualprompt.backbones.passes import counted
 from dualprompt.backbones.resnet import ResNet, ResNetConfig, draw
 from dualprompt.errors import DualPromptError
 from dualprompt.methods.base import METHODS, method_config
@@ -50,6 +52,19 @@ def learn(method: SupSup, index: int, steps: int, classes: int = CLASSES) -> Non
         optimiser.step()
     method.eval()
     method.end_task(view)
+
+
+def test_masked_convolutions_are_counted_as_those_in_whose_place_they_are() -> None:
+    method, images, once = learned(tasks=3), random_images(2), 2 * resnet().operations
+    with counted() as passes:
+        method.predict(batch_of(images), "query")
+    # Once with each task's mask, then with all of them mixed; the gradient of the mixture goes back.
+    assert passes.forward == 2 * (3 + 3)
+    assert once > 0
+    assert passes.operations > once * 6
+    with counted() as told:
+        method.predict(replace(batch_of(images), task=torch.tensor([0, 2])), "oracle")
+    assert (told.forward, told.operations) == (6, pytest.approx(3 * once))
 
 
 def test_a_mask_keeps_the_largest_scores_and_passes_gradients_straight_through() -> None:

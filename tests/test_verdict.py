@@ -70,6 +70,13 @@ def test_equal_results_are_no_difference() -> None:
     # Seeds that change nothing are one observation, with the noise of the images judged.
     assert decide(paired(several(53.7, 53.7, 53.7), same)) == "cannot be told"
     assert decide(paired(several(97.0, 97.0, 97.0), same)) == "holds"
+    # Of other metrics nobody knows that noise.
+    forgetting = [[result(seed, 50, [400], f) for seed in range(3)] for f in (1.0, 60.0)]
+    gap = paired(forgetting[0], forgetting[1], "forgetting")
+    assert gap is not None
+    assert (gap.mean, gap.deviation, gap.margin) == (-59, 0, None)
+    assert decide(gap) == "cannot be told"
+    assert "interval" not in gap.in_words()
 
 
 def test_a_sentence_says_claim_verdict_and_numbers() -> None:

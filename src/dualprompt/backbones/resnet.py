@@ -115,6 +115,8 @@ class ResNet(ConvolutionalBackbone):
                 stage.append((Bottleneck if config.bottleneck else BasicBlock)(inputs, width, stride))
                 inputs = width * (4 if config.bottleneck else 1)
             self.add_module(f"layer{number + 1}", stage)
+        # Of each stage. Counted now: a method may put others in the place of its convolutions, which take as much.
+        self._weights = [sum(parameter.numel() for parameter in stage.parameters()) for stage in self.stages]
 
     @property
     def dim(self) -> int:
@@ -140,8 +142,8 @@ class ResNet(ConvolutionalBackbone):
     def operations(self) -> float:
         """Two for each weight of a stage and pixel that leaves it."""
         side, total = 8 * self.config.image_size / self.config.stride, 0.0
-        for number, stage in enumerate(self.stages):
-            total += 2 * (side / 2**number) ** 2 * sum(parameter.numel() for parameter in stage.parameters())
+        for number, weights in enumerate(self._weights):
+            total += 2 * (side / 2**number) ** 2 * weights
         return total
 
     def maps(self, images: Tensor) -> list[Tensor]:

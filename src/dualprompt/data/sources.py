@@ -54,6 +54,32 @@ class Dataset:
     test: Split
 
 
+def checked(name: str, dataset: object) -> Dataset:
+    """Return what a reader made; what would be learned wrong, or in part, is refused."""
+    if not isinstance(dataset, Dataset):
+        raise DualPromptError(f"dataset '{name}': its reader must return a Dataset, found {type(dataset).__name__}")
+    for kind, split in (("training", dataset.train), ("test", dataset.test)):
+        if fault := _fault(split, len(dataset.classes)):
+            raise DualPromptError(f"dataset '{name}', {kind} images: {fault}; mend its reader")
+    return dataset
+
+
+def _fault(split: Split, classes: int) -> str | None:
+    """Return what is wrong with a split of so many classes."""
+    source, labels = split.source, np.asarray(split.labels)
+    count = len(source.paths) if isinstance(source, FileSource) else len(source.pixels)
+    if labels.shape != (count,) or labels.dtype.kind not in "iu":
+        return f"{count} images need as many whole numbers as labels, found {labels.dtype} of shape {labels.shape}"
+    if count and not 0 <= labels.min() <= labels.max() < classes:
+        return f"labels of {classes} classes are 0 to {classes - 1}, found {labels.min()} to {labels.max()}"
+    whole = (source.pixels,) if isinstance(source, ArraySource) else ()
+    for pixels in source.pixels if isinstance(source, PictureSource) else whole:
+        dimensions = "images, height, width" if whole else "height, width"
+        if pixels.dtype != np.uint8 or pixels.ndim != 3 + bool(whole) or pixels.shape[-1] != 3:
+            return f"pixels are uint8 of shape ({dimensions}, 3), found {pixels.dtype} of shape {pixels.shape}"
+    return None
+
+
 @dataclass(frozen=True)
 class Remote:
     """One official file: where it is, where it goes below the data root, and what it must be."""

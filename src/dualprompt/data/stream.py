@@ -18,7 +18,7 @@ from dualprompt.data.folder import load_folder, one_form
 from dualprompt.data.images import Images
 from dualprompt.data.making import Pool, make_experiences
 from dualprompt.data.origin import mark
-from dualprompt.data.sources import DATASETS, GROUPS, Dataset
+from dualprompt.data.sources import DATASETS, GROUPS, Dataset, checked
 from dualprompt.errors import DualPromptError, nearest
 from dualprompt.files import data_root, digest
 from dualprompt.progress import SILENT, Progress
@@ -173,7 +173,7 @@ def with_absolute_paths(config: BenchmarkConfig) -> BenchmarkConfig:
 def load_dataset(name: str, root: Path | None = None, test_share: float = 0.2) -> Dataset:
     """Return a registered dataset from below `root` (default: the data root), or a folder of class folders."""
     if is_registered(name):
-        return DATASETS[name].load(root or data_root())
+        return checked(name, DATASETS[name].load(root or data_root()))
     if _is_path(name) or Path(name).is_dir():
         return load_folder(Path(name).expanduser(), test_share)
     raise DualPromptError(

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from dualprompt.errors import DualPromptError
 from dualprompt.recipe import Augment
 
 Policy = Literal["reservoir", "balanced", "herding"]
@@ -123,6 +124,15 @@ class Step:
         return {key: value for key, value in values.items() if value is not None}
 
 
+def checked_loss(found: object) -> Tensor:
+    """Return what a step gave as its loss; what cannot be lowered is refused."""
+    if isinstance(found, Tensor) and not found.ndim and found.requires_grad:
+        return found
+    what = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+    less = " without a gradient" if isinstance(found, Tensor) and not found.requires_grad else ""
+    raise DualPromptError(f"a loss must be one number with a gradient, found {what}{less}; mend the method's loss")
+
+
 @dataclass(frozen=True)
 class BufferPlan:
     """How a rehearsal method wants images of old tasks kept. A rehearsal-free method has no plan, and no buffer."""
@@ -149,7 +159,7 @@ class Batch:
     """Images and what is already known of them. `images` is only made when a method asks for it."""
 
     make_images: Callable[[], Tensor]  # normalised, (batch, 3, side, side), in the compute precision
-    labels: Tensor  # (batch,) class numbers of the stream
+    labels: Tensor  # (batch,) class numbers of the stream; −1 in an evaluation, which tells nobody
     frozen: Tensor | None = None  # frozen features of exactly these images
     query: Tensor | None = None  # frozen features that stand for these images when keys are trained or matched
     task: Tensor | None = None  # true task of each image: given to nobody but the oracle
@@ -187,6 +197,17 @@ class Prediction:
     similarity: Tensor | None = (
         None  # (batch,) cosine of the query and the nearest key or class mean of the task it matched
     )
+
+    def check(self, method: str, images: int, classes: int | None) -> None:
+        """Refuse logits that would be counted all the same, but for other images or classes; None: of any classes."""
+        found = tuple(self.logits.shape)
+        if len(found) == 2 and found[0] == images and classes in (None, found[1]):
+            return
+        columns = "a column a class" if classes is None else f"{classes} columns, one for each class seen"
+        raise DualPromptError(
+            f"method '{method}' gives logits of shape {found} for {images} images; its predict must return a row an "
+            f"image and {columns}"
+        )
 
     def detached(self) -> Prediction:
         """Return it without the graph that made it."""

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dualprompt.backbones.base import ConvolutionalBackbone
+from dualprompt.backbones.passes import passed
 
 
 class MaskedConv(nn.Module):
@@ -148,6 +149,8 @@ class SuperNet(nn.Module):
         for norm, norm_mean, norm_variance in zip(self.norms, means, variances, strict=True):
             norm.mean, norm.variance = norm_mean, norm_variance
         features = self.backbone.features(images).float()
+        if mix is not None:  # every convolution was computed with each task's weights
+            passed(self.backbone, features, len(masks[0]) - 1)
         for conv in self.convs:  # no graph stays alive
             del conv.masks, conv.mix
         head = self.head[: masks[-1].shape[1]] * masks[-1]

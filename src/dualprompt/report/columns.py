@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dualprompt.errors import DualPromptError, nearest
 from dualprompt.report.sheet import Column, Sheet
-from dualprompt.report.tables import Result, by_method, explained, over_seeds
+from dualprompt.report.tables import Result, by_method, explained, over_seeds, unfair
 
 ALL = "all"
 
@@ -101,4 +101,4 @@ def sheet(results: Sequence[Result], columns: Sequence[Measure], title: str) -> 
     ]
     heads = (Column("method", right=False), Column("seeds"), *(Column(each.heading) for each in columns))
     seeds = explained(len(group) for group in by_method(results).values())
-    return Sheet(title, heads, (tuple(rows),), (*seeds, *notes(columns)))
+    return Sheet(title, heads, (tuple(rows),), (*seeds, *notes(columns), *unfair(results)))

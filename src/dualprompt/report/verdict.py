@@ -2,7 +2,8 @@
 
 Over several seeds, a difference counts if the two-sided 95 % t-interval of its paired values excludes 0. On one seed it
 counts if it is beyond two standard errors of the two accuracies, which are binomial shares of the images; these
-errors are added as if the images were others, which is on the safe side. Else it cannot be told.
+errors are added as if the images were others, which is on the safe side. Seeds that all show the same difference are
+one observation, as one seed is. Else it cannot be told.
 """
 
 from __future__ import annotations
@@ -44,8 +45,9 @@ class Difference:
         if self.seeds == 1:
             noise = "noise unknown" if self.margin is None else f"two standard errors: {self.margin:.2f}"
             return f"{self.mean:+.2f}{unit} on one seed ({noise})"
-        margin = self.margin or 0.0
-        interval = f"95 % interval {self.mean - margin:+.2f} to {self.mean + margin:+.2f}"
+        interval = "the same on each, so its noise is unknown"
+        if self.margin is not None:
+            interval = f"95 % interval {self.mean - self.margin:+.2f} to {self.mean + self.margin:+.2f}"
         return f"{self.mean:+.2f} ± {self.deviation:.2f}{unit} over {self.seeds} seeds ({interval})"
 
 
@@ -59,8 +61,8 @@ def over_seeds(gaps: Sequence[float], one: float | None = None) -> Difference | 
     from scipy.stats import t  # which takes a while to import
 
     margin = float(t.ppf(0.975, len(gaps) - 1)) * deviation / len(gaps) ** 0.5
-    if deviation < ROUNDING and one is not None:  # seeds that change nothing are one observation
-        margin = one
+    if deviation < ROUNDING:  # seeds that change nothing are one observation
+        return Difference(mean, deviation, len(gaps), one)
     return Difference(mean, deviation, len(gaps), margin)
 
 

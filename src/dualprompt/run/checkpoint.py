@@ -21,6 +21,7 @@ from dualprompt.backbones.passes import Passes
 from dualprompt.config import Count, Percent, recorded
 from dualprompt.errors import DualPromptError
 from dualprompt.files import atomic, parse_json, read_bytes
+from dualprompt.methods.base import Method
 
 State = dict[str, Tensor]
 MOST_BYTES = 2**40
@@ -142,6 +143,30 @@ def fitting(folder: Path) -> Iterator[None]:
             f"the checkpoints in {folder} are not those of this run ({type(error).__name__}: {said}); "
             "restore them or start a new run"
         ) from error
+
+
+def restore(method: Method, state: State, folder: Path) -> None:
+    """Have a method take over a state from a run's folder, all of it: else the run would go on as another one."""
+    with fitting(folder):
+        method.load_state(state)
+    found = method.state()
+    lost = [name for name, value in state.items() if name not in found or _forgotten(value, found[name])]
+    if lost:
+        raise DualPromptError(
+            f"method '{method.config.name}' does not take over '{lost[0]}' of its own state; mend its load_state, "
+            "which must restore all that state() returns"
+        )
+
+
+def _forgotten(value: Tensor, found: Tensor) -> bool:
+    """Return whether a method has something else than a value that it was given, NaN being NaN.
+
+    One of another size is what it made of an older version's, unless it is empty.
+    """
+    if found.shape != value.shape:
+        return not found.numel()
+    mine = value.to(found.device)
+    return not ((mine == found) | ((mine != mine) & (found != found))).all()
 
 
 def of_method(state: State) -> State:

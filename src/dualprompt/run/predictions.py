@@ -146,6 +146,11 @@ def keep(path: Path, blank: Predictions, number: int, evaluation: Evaluation) ->
     known = read(path) if path.is_file() else blank
     if not all(np.array_equal(getattr(known, name), getattr(blank, name)) for name in ("truth", "task", "index")):
         raise _damaged(path, "it is of other images than the run's", remedy="delete it to go on without what it holds")
+    if (most := int(evaluation.selected.max(initial=-1))) >= blank.tasks:
+        raise DualPromptError(
+            f"an image is said to have used the E-Prompt of task {most + 1}, but there are {blank.tasks} tasks; mend "
+            "what the method's predict returns as selected"
+        )
     write(path, known.added(number, evaluation))
 
 

@@ -140,6 +140,7 @@ class ResultRecord(Record):
     matching_matrix: list[list[Percent]] | None
     matching_confusion: list[list[Count]] | None
     selection: str | None
+    peeks: bool = False  # whether it chose by the images that it was judged on
     parameters: _ParametersRecord
     cost: _BothCosts | None = None
     seconds: _TotalSeconds | None = None

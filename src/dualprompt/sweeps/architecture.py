@@ -13,7 +13,7 @@ from dualprompt.report.sheet import Column, Sheet
 from dualprompt.report.tables import ABSENT, explained, over_seeds, plus_minus
 from dualprompt.report.verdict import paired
 from dualprompt.sweeps import paper
-from dualprompt.sweeps.main_table import Line, TableRow, other_code, settings
+from dualprompt.sweeps.main_table import Line, TableRow, fairness, other_code, settings
 
 BOUND = "upper-bound"
 CIFAR = "resnet18-cifar"
@@ -199,7 +199,8 @@ def sheet(rows: Sequence[Row]) -> Sheet:
         groups.setdefault(row.entry.group, []).append(_cells(row))
     done = [row.runs for row in rows if row.runs]
     config = next((row.line.config for row in done), None)
-    remarks = [LIKE, MIXED, SIZES, *explained(len(row.finished) for row in done), *settings(done), *other_code(done)]
+    remarks = [LIKE, MIXED, SIZES, *explained(len(row.finished) for row in done), *settings(done)]
+    remarks += [*fairness(done), *other_code(done)]
     if any(row.entry.line is None for row in rows):
         remarks.append(f"{RESNET152}: {NO_WEIGHTS}")
     return Sheet(_title(config), columns, tuple(map(tuple, groups.values())), tuple(remarks))

@@ -14,7 +14,7 @@ from dualprompt.metrics import mean_and_deviation
 from dualprompt.progress import SILENT, Progress
 from dualprompt.report.columns import Measure, notes
 from dualprompt.report.sheet import Column, Sheet
-from dualprompt.report.tables import ABSENT, ONLINE, explained, is_online, over_seeds, plus_minus
+from dualprompt.report.tables import ABSENT, ONLINE, explained, is_online, over_seeds, plus_minus, unfair
 from dualprompt.report.verdict import RULE, Difference, decide, paired
 from dualprompt.sweeps import paper
 from dualprompt.sweeps.obtained import Obtained, Workers
@@ -285,7 +285,7 @@ def sheet(rows: Sequence[TableRow], reference: TableRow | None = None) -> Sheet:
         groups.setdefault((line.joint, line.buffer), []).append(cells)
     remarks = explained(len(row.finished) for row in rows) or [f"seed {config.seed}"]
     remarks += [f"differences are over the seeds that both lines have; {RULE}"] if reference else []
-    remarks += [*settings(rows), *other_code(rows)]
+    remarks += [*settings(rows), *fairness(rows), *other_code(rows)]
     if theirs and not same:
         remarks.append(
             f"the paper's numbers are of another backbone ({paper.BACKBONE_TITLE}): not comparable with {backbone}"
@@ -303,7 +303,7 @@ def chosen_sheet(rows: Sequence[TableRow], columns: Sequence[Measure]) -> Sheet:
         groups.setdefault((row.line.joint, row.line.buffer), []).append(cells)
     heads = [Column("method", right=False), Column("buffer"), *(Column(each.heading) for each in columns)]
     seeds = explained(len(row.finished) for row in rows) or [f"seed {config.seed}"]
-    remarks = (*seeds, *notes(columns), *settings(rows), *other_code(rows))
+    remarks = (*seeds, *notes(columns), *settings(rows), *fairness(rows), *other_code(rows))
     title = f"{config.benchmark.name}, {Path(config.backbone.name).name}, recipe {config.train.recipe}"
     return Sheet(title, (*heads, Column("seeds")), tuple(map(tuple, groups.values())), remarks)
 
@@ -326,6 +326,11 @@ def settings(rows: Sequence[TableRow]) -> list[str]:
         ]
         remarks += [f"{words}: {'; '.join(groups)}"] if groups else []
     return remarks
+
+
+def fairness(rows: Sequence[TableRow]) -> list[str]:
+    """Say which lines were given what no learner has."""
+    return unfair([result | {"label": row.line.label} for row in rows for result in row.results])
 
 
 def other_code(rows: Sequence[TableRow]) -> list[str]:

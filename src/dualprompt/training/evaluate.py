@@ -15,11 +15,12 @@ from dualprompt.data.images import Images
 from dualprompt.data.specs import ImageSpec
 from dualprompt.data.stream import Subset
 from dualprompt.derived import predicting
+from dualprompt.errors import DualPromptError
 from dualprompt.methods.base import Method, Selection
 from dualprompt.metrics import summarise
 from dualprompt.progress import SILENT, Progress, Work
 from dualprompt.run.answers import Answers
-from dualprompt.run.checkpoint import fitting, of_method, read
+from dualprompt.run.checkpoint import of_method, read, restore
 from dualprompt.run.folder import Run
 from dualprompt.run.measures import measured
 from dualprompt.run.predictions import of_stream
@@ -62,6 +63,7 @@ def evaluate(
     selection: Selection | None = None,
     progress: Progress = SILENT,
     answers: Answers | None = None,
+    classes: int | None = None,
 ) -> list[Score]:
     """Classify each seen task's images as the method is at this moment, in the middle of a task or after it.
 
@@ -74,10 +76,11 @@ def evaluate(
         selection: how an E-Prompt is picked; None: as the method's config says.
         progress: who is told how far it is.
         answers: what takes down the answer to each image, and says which images of tasks to come are shown as well.
+        classes: how many the method knows, as answers are checked to have; None: nobody says.
     """
     chosen = selection or getattr(method.config, "selection", None)
-    # Classified right; then how many selected each task, and in the end any task that is not evaluated.
-    counts = torch.zeros(2 + len(subsets), dtype=torch.int64, device=feed.fabric.device)
+    # Classified right; without an answer; then how many selected each task, and in the end any that is not evaluated.
+    counts = torch.zeros(3 + len(subsets), dtype=torch.int64, device=feed.fabric.device)
     scores = []
     steps: dict[Images, Callable[[ImageSpec], None]] = {}
     rows = torch.arange(sum(map(len, subsets))).split([len(subset) for subset in subsets])  # among all images
@@ -88,7 +91,7 @@ def evaluate(
         for task, (subset, places) in enumerate(shown):
             images = subset.images
             if images not in steps:
-                step = partial(classify, method, feed, images, chosen, counts, answers)
+                step = partial(classify, method, feed, images, chosen, counts, answers, classes)
                 # A vote reads back which task won.
                 record = method.capturable and chosen != "batch_vote"
                 steps[images] = carried_out(step, feed.fabric, feed.config.evaluate.batch_size, record)
@@ -97,8 +100,13 @@ def evaluate(
                 assert spec.rows is not None
                 steps[images](replace(spec, task=torch.full_like(spec.labels, task), rows=places[spec.rows]))
                 bar.advance(len(spec) * feed.fabric.world_size)
+            correct, unanswered, *selected, _ = total(feed.fabric, counts).tolist()
+            if unanswered:
+                raise DualPromptError(
+                    f"method '{method.config.name}' gives {unanswered} of {len(subset)} images no probability (its "
+                    "logits are not finite); lower its learning rates, or mend its predict"
+                )
             if task < len(subsets):
-                correct, *selected, _ = total(feed.fabric, counts).tolist()
                 picks = (selected[task], selected) if matches(method) else (None, None)
                 scores.append(Score(len(subset), correct, *picks))
     return scores
@@ -111,24 +119,30 @@ def classify(
     selection: Selection | None,
     counts: Tensor,
     answers: Answers | None,
+    classes: int | None,
     spec: ImageSpec,
 ) -> None:
-    """Classify a batch and count; the true task reaches nobody but the oracle. It only queues work on the device.
+    """Classify a batch and count. It only queues work on the device.
+
+    No label reaches the method, and the true task nobody but the oracle.
 
     Args:
         method: what classifies.
         feed: what makes the batch.
         images: those that the spec speaks of.
         selection: how an E-Prompt is picked.
-        counts: what is added to: classified right, then selected of each task and beyond them.
+        counts: what is added to: classified right, without an answer, then selected of each task and beyond them.
         answers: what takes down the answer to each image.
+        classes: how many an answer is among; None: nobody says.
         spec: the images of this step, with their true tasks and rows.
     """
-    batch = feed.batch(images, spec if selection == "oracle" else replace(spec, task=None))
+    batch = feed.question(images, spec if selection == "oracle" else replace(spec, task=None))
     prediction = method.answer(batch, selection)
+    prediction.check(method.config.name, len(spec), classes)
     counts[0] += (prediction.logits.argmax(dim=1) == spec.labels).sum()
+    counts[1] += (~prediction.logits.amax(dim=1).isfinite()).sum()
     if prediction.selected is not None:
-        place = 1 + prediction.selected.clamp(max=len(counts) - 2)
+        place = 2 + prediction.selected.clamp(max=len(counts) - 3)
         counts.index_add_(0, place, torch.ones_like(place))
     if answers is not None:
         assert spec.rows is not None
@@ -145,10 +159,10 @@ def evaluate_again(setup: Setup, run: Run, selection: Selection | None, progress
     found = of_stream(setup.stream, setup.config.benchmark.evaluate_on)
     for task in range(len(result["accuracy_matrix"])):
         state |= of_method(read(run.checkpoints.task_path(task))[0])
-        with fitting(run.checkpoints.folder):
-            method.load_state(state)
+        restore(method, state, run.checkpoints.folder)
         answers = Answers.after(setup.stream, task + 1, setup.config, setup.fabric.device)
-        scores = evaluate(method, setup.feed, setup.evaluated(task + 1), selection, progress, answers)
+        seen = len(setup.stream.experiences[task].seen)
+        scores = evaluate(method, setup.feed, setup.evaluated(task + 1), selection, progress, answers, seen)
         found = found.added(task, answers.gathered(partial(total, setup.fabric)))
         accuracy.append([score.accuracy for score in scores])
         matching.append([score.matching for score in scores])

@@ -122,6 +122,10 @@ class Feed:
             together=spec.together,
         )
 
+    def question(self, images: Images, spec: ImageSpec) -> Batch:
+        """Return the batch of a spec as it is asked about: every label is −1, for no answer may depend on it."""
+        return self.batch(images, replace(spec, labels=torch.full_like(spec.labels, -1)))
+
     def _view(self, images: Images, spec: ImageSpec, which: int) -> Tensor:
         if spec.look is None:
             return spec.views[which]

@@ -20,6 +20,7 @@ from dualprompt.backbones.passes import Passes, counted
 from dualprompt.data.specs import BatchSpec
 from dualprompt.data.stream import Experience, Subset
 from dualprompt.errors import DualPromptError
+from dualprompt.methods.apart import cut_to_rarest, hold_out
 from dualprompt.methods.base import Phase, TaskView
 from dualprompt.progress import SILENT, AnytimeEvaluated, Bar, Loss, Progress, TaskEvaluated, Work
 from dualprompt.run import predictions
@@ -34,7 +35,7 @@ from dualprompt.training.loader import Loader, LocalBatch
 from dualprompt.training.optimise import set_rates
 from dualprompt.training.rehearsal import Rehearsal
 from dualprompt.training.result import anytime_line, final_result, task_line
-from dualprompt.training.select import cut_to_rarest, hold_out, select_subset, task_view
+from dualprompt.training.select import select_subset, task_view
 from dualprompt.training.setup import Setup
 from dualprompt.training.standing import Standing
 from dualprompt.training.steps import carried_out
@@ -195,7 +196,7 @@ class Loop:
         for step in work.steps:
             for parameter in work.parameters:  # also those that only other steps move
                 parameter.grad = None
-            loss = step.loss_of(batch) * spec.weight
+            loss = step.loss(batch) * spec.weight
             self.fabric.backward(loss)
             if step.clip is not None:
                 nn.utils.clip_grad_norm_(step.parameters, step.clip)
@@ -236,7 +237,7 @@ class Loop:
         if all(map(len, subsets)):
             if self.keeps_predictions:
                 answers = Answers.after(self.setup.stream, task.index + 1, self.config, self.fabric.device)
-            scores = evaluate(self.method, self.feed, subsets, progress=self.progress, answers=answers)
+            scores = evaluate(self.method, self.feed, subsets, None, self.progress, answers, len(task.seen))
         if self.writes:
             images = self.trained.images * self.fabric.world_size
             self.run.log(**task_line(task, scores, self.trained.seconds, time.monotonic() - began, images))
@@ -332,7 +333,8 @@ class Loop:
         if portion.evaluated:
             steps = self.config.train.updates * arrivals.since_evaluation(portion)
             loss = None if work is None else self._mean_loss(steps, f"after {portion.stop} images")
-            [score] = evaluate(self.method, self.feed, [arrivals.judged(portion)], progress=self.progress)
+            own = [arrivals.judged(portion)]
+            [score] = evaluate(self.method, self.feed, own, progress=self.progress, classes=portion.seen)
             self.standing.note_anytime(portion, score)
             if self.writes:
                 self.run.log(**anytime_line(portion, score, loss))

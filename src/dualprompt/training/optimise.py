@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from dualprompt.config import TrainConfig
 from dualprompt.methods.base import Batch, Method, Phase, Step
+from dualprompt.methods.contract import checked_loss
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,10 @@ class ReadyStep:
     parameters: list[nn.Parameter]  # those that it moves
     clip: float | None  # largest norm of their gradient
     after: Callable[[], None] | None
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Return the loss of a batch; what cannot be lowered is refused."""
+        return checked_loss(self.loss_of(batch))
 
 
 def effective_lr(config: TrainConfig) -> float:

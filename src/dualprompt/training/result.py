@@ -73,6 +73,7 @@ def final_result(setup: Setup, position: Position, buffer: dict[str, int] | None
         "matching_matrix": matching,
         "matching_confusion": position.confusion or None,
         "selection": getattr(method.config, "selection", None),
+        "peeks": method.peeks,
         "parameters": method.parameters_report(),
         "cost": _cost(setup, position.spent),
         "seconds": run.seconds(),
@@ -89,7 +90,7 @@ def _cost(setup: Setup, spent: Passes) -> dict[str, dict[str, float]]:
     subset, method = setup.evaluated(1)[0], setup.method
     chosen = getattr(method.config, "selection", None)
     spec = setup.feed.fixed(subset, torch.tensor([0])).to(setup.fabric.device)  # of which nothing is known
-    batch = setup.feed.batch(subset.images, spec)
+    batch = setup.feed.question(subset.images, spec)
     batch.task = torch.zeros_like(batch.labels) if chosen == "oracle" else None
     with torch.no_grad(), predicting(method), torch.compiler.set_stance("force_eager"), counted() as once:
         method.answer(batch, chosen)

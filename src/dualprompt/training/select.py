@@ -9,7 +9,6 @@ import torch
 
 from dualprompt.data.stream import Experience, Subset, union
 from dualprompt.methods.base import Batch, Method, Phase, TaskView
-from dualprompt.methods.buffer import part
 from dualprompt.progress import Work
 from dualprompt.seeds import derive
 from dualprompt.training.feed import Feed
@@ -59,29 +58,6 @@ def batches_of(method: Method, feed: Feed, subset: Subset | None) -> Iterator[Ba
         for spec in feed.evaluation(subset, method.uses_frozen, shared=False):
             yield feed.batch(subset.images, spec.to(feed.fabric.device))
             bar.advance(len(spec.labels))
-
-
-def hold_out(subset: Subset, share: float, seed: int, task: int) -> tuple[Subset, Subset | None]:
-    """Return a task's images without a share of each class, at least one of two or more, and that share."""
-    if not share:
-        return subset, None
-    generator = torch.Generator().manual_seed(derive(seed, "hold out", task))
-    apart = torch.zeros(len(subset), dtype=torch.bool)
-    for label in subset.labels.unique():
-        mine = (subset.labels == label).nonzero()[:, 0]
-        count = min(max(1, int(len(mine) * share)), len(mine) - 1)
-        apart[mine[torch.randperm(len(mine), generator=generator)[:count]]] = True
-    return part(subset, ~apart), part(subset, apart)
-
-
-def cut_to_rarest(subset: Subset, seed: int, task: int) -> Subset:
-    """Return as many images of every class as the rarest has, drawn by the seed and the task."""
-    generator = torch.Generator().manual_seed(derive(seed, "cut", task))
-    classes, counts = subset.labels.unique(return_counts=True)
-    of_each = [(subset.labels == label).nonzero()[:, 0] for label in classes]
-    fewest = int(counts.min())
-    rows = [mine[torch.randperm(len(mine), generator=generator)[:fewest]] for mine in of_each]
-    return part(subset, torch.cat(rows).sort().values)
 
 
 def select_subset(method: Method, phase: Phase, seen: Sequence[Subset], buffer: Subset | None) -> Subset:

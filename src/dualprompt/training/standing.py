@@ -21,6 +21,7 @@ from dualprompt.run.checkpoint import (
     fitting,
     of_buffer,
     of_method,
+    restore,
     restore_optimisers,
 )
 from dualprompt.run.folder import Run
@@ -43,8 +44,8 @@ class Standing:
             raise DualPromptError(f"{run.checkpoints.folder} holds more tasks than the run has; remove the later files")
         self._before = self._on_device(run.checkpoints.after_task(self.position.task - 1))
         if self._before:
+            restore(self.method, of_method(self._before), run.checkpoints.folder)
             with fitting(run.checkpoints.folder):
-                self.method.load_state(of_method(self._before))
                 rehearsal.load_state(of_buffer(self._before))
         if self.writes:
             run.cut_log(self.position.log_bytes)
@@ -65,8 +66,8 @@ class Standing:
         if resumed is None:
             return None
         trained = {name for name, parameter in self.method.named_parameters() if parameter.requires_grad}
-        with fitting(self.run.checkpoints.progress_path):
-            self.method.load_state(of_method(self._before) | self._on_device(resumed.method))
+        state = of_method(self._before) | self._on_device(resumed.method)
+        restore(self.method, state, self.run.checkpoints.progress_path)
         if begun:
             for name, parameter in self.method.named_parameters():
                 parameter.requires_grad_(name in trained)
