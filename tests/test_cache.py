@@ -5,6 +5,8 @@ import hashlib
 import io
 import multiprocessing
 import os
+import struct
+import tracemalloc
 import warnings
 from collections.abc import Callable
 from multiprocessing.synchronize import Barrier
@@ -17,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from dualprompt.data import formats
 from dualprompt.data.cache import ABANDONED, Store, decode, open_rgb
 from dualprompt.data.sources import ArraySource, FileSource, Split
 from dualprompt.errors import DualPromptError
@@ -176,6 +179,64 @@ def test_decompression_bomb_is_a_bad_image(tmp_path: Path, monkeypatch: pytest.M
     paths = (photo(tmp_path / "small.png", 8, 8), photo(tmp_path / "bomb.png", 100, 100))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
     assert decode(split(paths), BIG, skip_bad=True, cache=tmp_path / "cache").bad == (paths[1],)
+
+
+def many_blocks() -> bytes:
+    """A JPEG with 70,000 blocks of EXIF, which Pillow puts together one by one."""
+    plain = encoded(Image.new("RGB", (32, 32)), "JPEG")
+    block = b"\xff\xe1" + struct.pack(">H", 18) + b"Exif\0\0" + bytes(10)
+    return plain[:2] + block * 70_000 + plain[2:]
+
+
+def many_comments() -> bytes:
+    """A GIF with 200,000 comments, each of which takes fifty times its bytes."""
+    plain = encoded(Image.new("P", (16, 16)), "GIF")
+    end = plain.index(b"\x2c", 13)
+    return plain[:end] + b"\x21\xfe\x01x\0" * 200_000 + plain[end:]
+
+
+@pytest.mark.parametrize("make", [many_blocks, many_comments])
+@pytest.mark.parametrize("as_file", [False, True])
+def test_what_takes_long_to_open_is_given_up(
+    make: Callable[[], bytes], as_file: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(formats, "MOST_SECONDS", 0.02)
+    source = tmp_path / "a.jpg"
+    source.write_bytes(make())
+    with pytest.raises(OSError, match="too long"):
+        formats.open_image(source if as_file else io.BytesIO(source.read_bytes()))
+    photo(source)
+    with formats.open_image(source) as opened:
+        monkeypatch.setattr(formats.time, "thread_time", lambda: 1e9)  # decoding may take as long as it likes
+        assert opened.convert("RGB").size == (40, 30)
+
+
+def overlapping(entries: int, size: int) -> bytes:
+    """TIFF's table of contents: each of its entries claims the same bytes."""
+    table = b"".join(struct.pack("<HHII", 3000 + n, 1, size, 8) for n in range(entries))
+    return (b"II*\0" + struct.pack("<IH", 8, entries) + table + bytes(4)).ljust(size + 8, b"\0")
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("kind", ["PNG", "WEBP", "TIFF"])
+def test_a_small_picture_that_claims_its_bytes_often_takes_little(kind: str):
+    claims = overlapping(1000, 100_000)
+    if kind == "TIFF":
+        plain = encoded(Image.new("L", (16, 16)), "TIFF")
+        (start,) = struct.unpack("<I", plain[4:8])
+        (count,) = struct.unpack("<H", plain[start : start + 2])
+        own = plain[start + 2 : start + 2 + 12 * count]
+        more = b"".join(struct.pack("<HHII", 40_000 + n, 1, 100_000, 8) for n in range(1000))
+        table = struct.pack("<H", count + 1000) + own + more + bytes(4)
+        content = plain[:4] + struct.pack("<I", len(plain) + 100_000) + plain[8:] + bytes(100_000) + table
+    else:
+        content = encoded(Image.new("RGB", (16, 16)), kind, exif=claims)
+    tracemalloc.start()
+    try:
+        assert open_rgb(content).size == (16, 16)
+        assert tracemalloc.get_traced_memory()[1] < 20 * len(content)
+    finally:
+        tracemalloc.stop()
 
 
 def test_disguised_formats_are_refused(tmp_path: Path):

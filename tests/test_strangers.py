@@ -8,13 +8,16 @@ import json
 import os
 import shutil
 import socket
+import struct
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from rich.console import Console
 
 from dualprompt.client import Client
@@ -128,6 +131,16 @@ def test_a_watched_folder_writes_no_formulas(model: Path, world: World, tmp_path
     assert all(row["label"].startswith("'=") for row in rows)
     folders = {place.parent.name for place in (tmp_path / "out").rglob("*.png")}
     assert folders <= {"=1+1", "=2+2", "=3"}  # which no spreadsheet opens
+
+
+def test_a_picture_of_a_stranger_has_no_remarks_on_the_terminal(model: Path, tmp_path: Path) -> None:
+    table = b"".join(struct.pack("<HHII", 3000 + n, 1, 40_000, 8) for n in range(50))  # each claims the whole file
+    exif = (b"II*\0" + struct.pack("<IH", 8, 50) + table + bytes(4)).ljust(40_008, b"\0")
+    Image.new("RGB", (16, 16)).save(tmp_path / "a.png", exif=exif)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        assert call("predict", model, tmp_path / "a.png").code == 0
+    assert [str(each.message) for each in seen if "/PIL/" in each.filename] == []
 
 
 def test_answers_name_files_by_which_they_are_found(
