@@ -14,6 +14,7 @@ import numpy as np
 from dualprompt.data.formats import EXTENSIONS, below, why_no_image
 from dualprompt.data.sources import Dataset, FileSource, Split
 from dualprompt.errors import DualPromptError
+from dualprompt.files import with_home
 from dualprompt.progress import counted
 
 T = TypeVar("T")
@@ -28,7 +29,7 @@ def load_folder(path: Path, test_share: float) -> Dataset:
     one image, becomes the test split: those whose relative paths have the lowest SHA-256, so that the choice
     is the same on every machine and hardly changes when images are added.
     """
-    path = path.expanduser()
+    path = with_home(path)
     if not path.is_dir():
         found = "is not a folder" if path.exists() else "does not exist"
         raise DualPromptError(f"{path} {found}; give a folder that holds one folder of images for each class")

@@ -16,6 +16,7 @@ from dualprompt.backbones.known import known_as
 from dualprompt.config import RunConfig, changes_recipe, compose
 from dualprompt.data.stream import expanded, load_dataset, names_of
 from dualprompt.errors import DualPromptError, nearest
+from dualprompt.files import with_home
 from dualprompt.methods.base import METHODS, method_config
 from dualprompt.progress import SILENT, Progress
 from dualprompt.report.sheet import Column, Sheet
@@ -108,7 +109,7 @@ class Asked:
     def root(self) -> Path | None:
         """Where the datasets lie."""
         root = self.overrides.get("benchmark.root")
-        return None if root is None else Path(str(root)).expanduser()
+        return None if root is None else with_home(str(root))
 
     @property
     def changed(self) -> list[str]:
