@@ -226,6 +226,18 @@ def test_a_count_of_told_lines_that_is_none(tmp_path: Path) -> None:
             _number(path)
 
 
+def test_what_fills_a_page_is_no_html_and_ends_no_block(tmp_path: Path) -> None:
+    page = tmp_path / "a.md"
+    said = "<script>x</script>\n<!-- /published -->\nfree \x1b[2J & a < b"
+    (tmp_path / "a.json").write_text(json.dumps({"said": said, "n": 1}))
+    page.write_text('<!-- published a.json text "**{said}** {n}" -->\n<!-- /published -->\n')
+    assert fill(page) == (1, True)
+    assert fill(page) == (1, False)  # its block ends where it ended
+    assert "<script" not in page.read_text()
+    assert "a < b** 1" in page.read_text()
+    assert harmless(page.read_text())
+
+
 def test_a_page_cannot_ask_for_a_number_that_fills_the_memory(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"x": 1}')
     page = tmp_path / "page.md"

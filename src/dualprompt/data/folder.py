@@ -111,8 +111,9 @@ def left_out(path: Path) -> dict[Path, str]:
     """Return all that lies in a folder of class folders and is not taken by `class_files`, and why."""
     found: dict[Path, str] = {}
     classes = _folders(path)
+    known = set(classes)
     for entry in sorted(path.iterdir()):
-        if entry not in classes:
+        if entry not in known:
             found[entry] = why_no_image(entry) or "an image that lies in no class folder"
     for folder in classes:
         found |= {entry: reason for entry in below(folder) if (reason := why_no_image(entry))}
