@@ -13,6 +13,7 @@ from typing import BinaryIO
 
 from PIL import Image
 
+from dualprompt.data.tags import claim_too_much
 from dualprompt.errors import DualPromptError
 
 # Told by content, not by name. Pillow knows more, but some of them (EPS) start other programs.
@@ -72,12 +73,14 @@ class _Source(io.RawIOBase):
         super().close()
 
 
-def open_image(source: BinaryIO | Path, name: str = "the image") -> Image.Image:
+def open_image(source: io.BytesIO | Path, name: str = "the image") -> Image.Image:
     """Open an image of a format that is read, without decoding it; errors call it by its name.
 
     HEIC is read by an extra: without it, a DualPromptError says which. What is no image, or takes seconds to open,
     raises one of `cache.BROKEN`.
     """
+    if not isinstance(source, Path) and claim_too_much(source.getvalue()):
+        raise OSError("its tags claim more numbers than a camera writes")
     raw = _Source(source.open("rb") if isinstance(source, Path) else source)
     file = io.BufferedReader(raw)
     heic = _is_heic(file.read(_HEADER))

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol, TypeAlias, cast
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image
 
 from dualprompt.data.cache import BROKEN, MOST_BYTES, WORKERS, as_rgb
 from dualprompt.data.folder import class_files, images_in, one_name, refuse_level
 from dualprompt.data.formats import EXTENSIONS, open_image
 from dualprompt.data.sources import Dataset, FileSource
+from dualprompt.data.tags import turned
 from dualprompt.errors import DualPromptError
 from dualprompt.files import read_bytes, with_home
 from dualprompt.progress import SILENT, Progress, Work
@@ -58,7 +59,7 @@ def upright(image: ImageLike, side: int | None = None) -> Image.Image:
             )
         if side is not None and opened is not image:
             reduce_jpeg(opened, side)
-        return as_rgb(ImageOps.exif_transpose(opened))
+        return as_rgb(turned(opened))
     except Image.DecompressionBombError as error:
         raise DualPromptError(f"{named(image)} has far more than {MOST_PIXELS:,} pixels; shrink it first") from error
     except OSError as error:
