@@ -5,6 +5,8 @@ import hashlib
 import io
 import multiprocessing
 import os
+import struct
+import tracemalloc
 import warnings
 from collections.abc import Callable
 from multiprocessing.synchronize import Barrier
@@ -17,8 +19,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from dualprompt.data import formats
 from dualprompt.data.cache import ABANDONED, Store, decode, open_rgb
 from dualprompt.data.sources import ArraySource, FileSource, Split
+from dualprompt.data.tags import claim_too_much
 from dualprompt.errors import DualPromptError
 from dualprompt.progress import Began, Event, Progress
 from sandbox import forked
@@ -176,6 +180,120 @@ def test_decompression_bomb_is_a_bad_image(tmp_path: Path, monkeypatch: pytest.M
     paths = (photo(tmp_path / "small.png", 8, 8), photo(tmp_path / "bomb.png", 100, 100))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
     assert decode(split(paths), BIG, skip_bad=True, cache=tmp_path / "cache").bad == (paths[1],)
+
+
+def many_blocks() -> bytes:
+    """A JPEG with 70,000 comments, each of which is read by itself."""
+    plain = encoded(Image.new("RGB", (32, 32)), "JPEG")
+    block = b"\xff\xfe" + struct.pack(">H", 12) + bytes(10)
+    return plain[:2] + block * 70_000 + plain[2:]
+
+
+def many_comments() -> bytes:
+    """A GIF with 200,000 comments, each of which takes fifty times its bytes."""
+    plain = encoded(Image.new("P", (16, 16)), "GIF")
+    end = plain.index(b"\x2c", 13)
+    return plain[:end] + b"\x21\xfe\x01x\0" * 200_000 + plain[end:]
+
+
+@pytest.mark.parametrize("make", [many_blocks, many_comments])
+@pytest.mark.parametrize("as_file", [False, True])
+def test_what_takes_long_to_open_is_given_up(
+    make: Callable[[], bytes], as_file: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(formats, "MOST_SECONDS", 0.02)
+    source = tmp_path / "a.jpg"
+    source.write_bytes(make())
+    with pytest.raises(OSError, match="too long"):
+        formats.open_image(source if as_file else io.BytesIO(source.read_bytes()))
+    photo(source)
+    with formats.open_image(source) as opened:
+        monkeypatch.setattr(formats.time, "thread_time", lambda: 1e9)  # decoding may take as long as it likes
+        assert opened.convert("RGB").size == (40, 30)
+
+
+def overlapping(entries: int, size: int) -> bytes:
+    """TIFF's table of contents: each of its entries claims the same bytes."""
+    table = b"".join(struct.pack("<HHII", 3000 + n, 1, size, 8) for n in range(entries))
+    return (b"II*\0" + struct.pack("<IH", 8, entries) + table + bytes(4)).ljust(size + 8, b"\0")
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("kind", ["PNG", "WEBP", "TIFF"])
+def test_a_small_picture_that_claims_its_bytes_often_takes_little(kind: str):
+    claims = overlapping(1000, 100_000)
+    if kind == "TIFF":
+        plain = encoded(Image.new("L", (16, 16)), "TIFF")
+        (start,) = struct.unpack("<I", plain[4:8])
+        (count,) = struct.unpack("<H", plain[start : start + 2])
+        own = plain[start + 2 : start + 2 + 12 * count]
+        more = b"".join(struct.pack("<HHII", 40_000 + n, 1, 100_000, 8) for n in range(1000))
+        table = struct.pack("<H", count + 1000) + own + more + bytes(4)
+        content = plain[:4] + struct.pack("<I", len(plain) + 100_000) + plain[8:] + bytes(100_000) + table
+    else:
+        content = encoded(Image.new("RGB", (16, 16)), kind, exif=claims)
+    tracemalloc.start()
+    try:
+        assert open_rgb(content).size == (16, 16)
+        assert tracemalloc.get_traced_memory()[1] < 20 * len(content)
+    finally:
+        tracemalloc.stop()
+
+
+def fractions(count: int, order: str = "<", begin: bytes = b"II*\0") -> bytes:
+    """EXIF of a picture that lies on its side, in a second table of which a value has many fractions."""
+    first = struct.pack(f"{order}HHHIHHHHIII", 2, 0x112, 3, 1, 6, 0, 0x8769, 4, 1, 38, 0)
+    further = struct.pack(f"{order}HHHIII", 1, 0x9201, 5, count, 60, 0)
+    head = begin + struct.pack(f"{order}I", 8) + first + further
+    return head.ljust(60, b"\0") + struct.pack(f"{order}II", 1, 2) * count
+
+
+def tiff_of(count: int) -> bytes:
+    """A TIFF whose resolution is many fractions."""
+    entries = {256: 16, 257: 16, 258: 8, 259: 1, 262: 1, 273: 8, 277: 1, 278: 16, 279: 256}
+    table = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in entries.items())
+    table += struct.pack("<HHII", 282, 5, count, 300) + bytes(4)
+    head = b"II*\0" + struct.pack("<IH", 8, len(entries) + 1) + table
+    return head.ljust(300, b"\0") + struct.pack("<II", 1, 2) * count
+
+
+@pytest.mark.parametrize(("count", "refused"), [(1, False), (5000, True)])
+@pytest.mark.parametrize("kind", ["PNG", "WEBP", "JPEG", "TIFF"])
+def test_tags_of_more_numbers_than_a_camera_writes_are_refused(kind: str, count: int, refused: bool):
+    picture = Image.new("RGB", (16, 8))
+    content = tiff_of(count) if kind == "TIFF" else encoded(picture, kind, exif=b"Exif\0\0" + fractions(count))
+    if refused:
+        with pytest.raises(OSError, match="more numbers than a camera"):
+            open_rgb(content)
+    else:
+        assert open_rgb(content).size == ((16, 16) if kind == "TIFF" else (8, 16))
+
+
+def test_a_jpeg_of_many_blocks_of_exif_is_refused():
+    plain = encoded(Image.new("RGB", (32, 32)), "JPEG")
+    block = b"\xff\xe1" + struct.pack(">H", 18) + b"Exif\0\0" + bytes(10)
+    with pytest.raises(OSError, match="more numbers than a camera"):  # Pillow puts them together one by one
+        open_rgb(plain[:2] + block * 17 + plain[2:])
+
+
+@pytest.mark.parametrize(
+    ("order", "begin"),
+    [("<", b"II*\0"), (">", b"MM\0*"), ("<", b"II\0*"), (">", b"MM*\0"), (">", b"MM\0+")],
+)
+def test_tables_are_found_in_all_ways_to_write_them(order: str, begin: bytes):
+    assert claim_too_much(b"before" + fractions(2000, order, begin))
+    assert not claim_too_much(b"before" + fractions(20, order, begin))
+    assert not claim_too_much((b"before" + fractions(2000, order, begin))[:9000])  # what is not there is not read
+    cycle = begin + struct.pack(f"{order}IHHHIII", 8, 1, 0x8769, 4, 1, 8, 0)
+    assert not claim_too_much(cycle)
+    many = b"".join(begin + struct.pack(f"{order}I", 800 - 8 * n) for n in range(100))  # all of the same table
+    assert claim_too_much(many + struct.pack(f"{order}H", 65535) + bytes(12 * 65535))
+
+
+@given(st.integers(0, 200), st.binary(max_size=24), st.integers(0, 300))
+def test_any_bytes_are_looked_at(place: int, other: bytes, end: int):
+    whole = b"II*\0" + fractions(30) + b"MM\0*" + fractions(30, ">", b"MM\0*") + b"II+\0" + bytes(60)
+    assert claim_too_much((whole[:place] + other + whole[place + len(other) :])[: end or None]) in (True, False)
 
 
 def test_disguised_formats_are_refused(tmp_path: Path):

@@ -269,6 +269,14 @@ def test_wrong_size_is_refused_before_the_transfer(tmp_path: Path, site: Site):
     assert names(tmp_path) == []
 
 
+def test_no_more_is_written_than_the_official_file_has(tmp_path: Path, site: Site):
+    site.announce_length = False
+    remote = site.remote("file.bin", size=1000)
+    site.files["file.bin"] = bytes(10_000_000)  # it could go on for ever
+    assert "sends more than the 1000 bytes" in refusal(remote, tmp_path)
+    assert sum(path.stat().st_size for path in tmp_path.iterdir() if path.suffix == ".partial") <= 1000
+
+
 def test_md5_sums_are_checked_too(tmp_path: Path, site: Site):
     good, bad = (f"md5:{hashlib.md5(content).hexdigest()}" for content in (CONTENT, b""))
     urls = (f"{site.base}/file.bin",)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import stat
 from pathlib import Path
 
 import pytest
 
 from dualprompt.errors import DualPromptError
-from dualprompt.files import refuse_links
+from dualprompt.files import cache_root, data_root, refuse_links, runs_root, with_home, write_text
 from sandbox import World, call, contents, interrupted
 
 
@@ -116,3 +118,50 @@ def test_what_is_refused_below_a_folder(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a" / "b" / "pipe")
     with pytest.raises(DualPromptError, match="pipe is a link, a pipe or a device"):
         refuse_links(tmp_path)
+
+
+def test_no_file_takes_the_place_of_a_pipe_or_a_device(model: Path, world: World, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.png")
+    (tmp_path / "link.png").symlink_to("pipe.png")
+    image = next((world.images / "test" / "ash").iterdir())
+    for name in ("pipe.png", "link.png"):
+        refused = call("predict", model, image, "--explain", tmp_path / name)
+        assert "is a pipe or a device" in refused.error
+    assert stat.S_ISFIFO((tmp_path / "pipe.png").lstat().st_mode)
+    assert (tmp_path / "link.png").is_symlink()
+    for device in ("/dev/null", "/dev/stdout"):
+        before = Path(device).lstat()
+        with pytest.raises(DualPromptError, match="is a pipe or a device"):
+            write_text(Path(device), "text")
+        assert Path(device).lstat().st_ino == before.st_ino
+
+
+def test_a_variable_that_is_empty_names_no_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("CACHE", "DATA", "RUNS"):
+        monkeypatch.setenv(f"DUALPROMPT_{name}", "")
+    assert cache_root() == tmp_path / ".cache" / "dualprompt"
+    assert data_root() == cache_root() / "data"
+    assert runs_root() == Path("runs")
+
+
+def test_a_home_that_nobody_has(model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    nobody = "~nobody-has-this-name/x"
+    assert with_home(nobody) == Path(nobody)
+    for words in (("predict", nobody, "a.jpg"), ("predict", model, nobody), ("watch", model, nobody, "--once")):
+        assert nobody in call(*words).error
+    facts = json.loads((model / "model.json").read_text())
+    facts["backbone"]["name"] = nobody
+    (model / "model.json").write_text(json.dumps(facts))
+    assert nobody in call("info", model).error
+
+    def unknown(_: int) -> None:
+        raise KeyError
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.delenv("DUALPROMPT_CACHE", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)  # as in a container whose user has no name
+    with pytest.raises(DualPromptError, match=r"\$DUALPROMPT_CACHE"):
+        cache_root()
+    with pytest.raises(DualPromptError, match="cannot be written"):
+        write_text(tmp_path, "text")  # the reason is told all the same

@@ -204,3 +204,5 @@ async def test_the_client_of_the_package(world: World, model: Path):
         client.info()
     with pytest.raises(DualPromptError, match="no address"):
         Client("ftp://here")
+    with pytest.raises(DualPromptError, match="slash"):
+        Client("http://127.0.0.1:1").teach({"oak/red": [b"-"]})  # or it would be learned as 'oak'

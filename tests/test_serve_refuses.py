@@ -399,6 +399,23 @@ async def test_token_host_and_origin(model: Path):
         assert "default-src 'self'" in reply.headers["content-security-policy"]
 
 
+async def test_a_path_that_is_written_otherwise_needs_the_token_too(model: Path):
+    async with serving(model, review_days=1) as client:
+        kept = await client.post("/review", files={"images": SMALL}, data={"label": "ash"})
+        assert kept.status_code == 201
+        shown = client.headers.pop("authorization")
+        for path in ("/review", f"/review/{kept.json()['id']}/image", "/jobs/1/findings"):
+            ways = (path, f"{path}%0A", f"{path}/", f"/.{path}", f"/%{ord(path[1]):x}{path[2:]}")
+            for way in (*ways, f"/static/..{path}", f"/static/%2e%2e{path}"):
+                for method in ("GET", "HEAD"):
+                    assert (await client.request(method, way)).status_code in (401, 404), way
+        assert (await client.get("/review", headers={"authorization": shown})).json()["items"]
+    async with serving(model, rules=Rules(TOKEN, closed=True)) as client:
+        del client.headers["authorization"]
+        for way in ("/model%0A", "/static/../model", "/metrics%0A", "/healthz/../model"):
+            assert (await client.get(way)).status_code in (401, 404), way
+
+
 def test_other_addresses_need_a_token(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("DUALPROMPT_TOKEN", raising=False)
     for host in ("127.0.0.1", "::1", "localhost"):

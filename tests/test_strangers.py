@@ -8,13 +8,16 @@ import json
 import os
 import shutil
 import socket
+import struct
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from rich.console import Console
 
 from dualprompt.client import Client
@@ -130,6 +133,16 @@ def test_a_watched_folder_writes_no_formulas(model: Path, world: World, tmp_path
     assert folders <= {"=1+1", "=2+2", "=3"}  # which no spreadsheet opens
 
 
+def test_a_picture_of_a_stranger_has_no_remarks_on_the_terminal(model: Path, tmp_path: Path) -> None:
+    table = b"".join(struct.pack("<HHII", 3000 + n, 1, 40_000, 8) for n in range(50))  # each claims the whole file
+    exif = (b"II*\0" + struct.pack("<IH", 8, 50) + table + bytes(4)).ljust(40_008, b"\0")
+    Image.new("RGB", (16, 16)).save(tmp_path / "a.png", exif=exif)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        assert call("predict", model, tmp_path / "a.png").code == 0
+    assert [str(each.message) for each in seen if "/PIL/" in each.filename] == []
+
+
 def test_answers_name_files_by_which_they_are_found(
     model: Path, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,6 +224,18 @@ def test_a_count_of_told_lines_that_is_none(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(DualPromptError, match="holds no number"):
             _number(path)
+
+
+def test_what_fills_a_page_is_no_html_and_ends_no_block(tmp_path: Path) -> None:
+    page = tmp_path / "a.md"
+    said = "<script>x</script>\n<!-- /published -->\nfree \x1b[2J & a < b"
+    (tmp_path / "a.json").write_text(json.dumps({"said": said, "n": 1}))
+    page.write_text('<!-- published a.json text "**{said}** {n}" -->\n<!-- /published -->\n')
+    assert fill(page) == (1, True)
+    assert fill(page) == (1, False)  # its block ends where it ended
+    assert "<script" not in page.read_text()
+    assert "a < b** 1" in page.read_text()
+    assert harmless(page.read_text())
 
 
 def test_a_page_cannot_ask_for_a_number_that_fills_the_memory(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from PIL import Image
 
 from dualprompt.errors import DualPromptError
 from dualprompt.learner import ContinualLearner
-from dualprompt.watch import Watch
+from dualprompt.watch import Watch, _folder_name
 from sandbox import World, call, contents, pictures, start
 
 OLD = 1_700_000_000  # a date long ago: such a picture is complete
@@ -274,3 +274,51 @@ def test_links_in_its_own_folder_are_refused(saved: Path, inbox: Path, tmp_path:
     (tmp_path / ".out.csv.watch").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(DualPromptError, match="is a link"), Watch(saved, inbox, tmp_path / "out.csv").opened("cpu"):
         pass
+
+
+@pytest.mark.parametrize("sort", [False, True])
+def test_a_table_that_is_a_link_is_refused_where_we_named_it(
+    sort: bool, saved: Path, inbox: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.csv").write_text("precious\n")
+    (tmp_path / "out").mkdir()
+    monkeypatch.chdir(tmp_path / "out")
+    Path("labels.csv" if sort else "answers.csv").symlink_to(tmp_path / "mine.csv")
+    refused = call("watch", saved, inbox, "--once", *(("--sort", tmp_path / "out") if sort else ()))
+    assert "is a link" in refused.error
+    assert (tmp_path / "mine.csv").read_text() == "precious\n"
+    (tmp_path / "named.csv").symlink_to(tmp_path / "mine.csv")
+    assert call("watch", saved, inbox, "--once", "--to", tmp_path / "named.csv").code == 0  # the user named it
+
+
+def test_what_stands_in_the_way_of_a_copy_does_not_end_the_watch(saved: Path, inbox: Path, tmp_path: Path) -> None:
+    out, picture = tmp_path / "out", next(inbox.rglob("*.png"))
+    content = picture.read_bytes()
+    shutil.rmtree(inbox)
+
+    def comes(name: str) -> None:
+        path = inbox / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        os.utime(path, (OLD, OLD))
+        assert once(saved, inbox, "--sort", out)["labelled"] == 1
+        path.unlink()
+
+    comes("a.png")
+    comes("a.png/b.png")  # now that is a folder
+    [copy] = out.rglob("a.png")
+    copy.unlink()
+    (copy / "c").mkdir(parents=True)
+    (inbox / "a.png").rmdir()
+    comes("a.png")  # and here it is one
+    found = [path.read_bytes() for path in out.rglob("*.png") if path.is_file()]
+    assert found == [content]
+    assert len(rows(out / "labels.csv")) == 3
+
+
+def test_labels_of_any_length_become_folders() -> None:
+    for label in ("梨" * 100, "a" * 300, "." * 300, "💐" * 99 + ".", "ü" * 127 + ". "):
+        name = _folder_name(label)
+        assert 0 < len(os.fsencode(name)) <= 255
+        assert name.strip(". ") == name
+    assert _folder_name("梨" * 85) == "梨" * 85

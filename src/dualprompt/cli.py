@@ -7,6 +7,7 @@ import contextlib
 import io
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,8 @@ def answer(arguments: list[str]) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names of files may hold anything
+    if not sys.warnoptions:  # one picture can have a remark for each of 60,000 tags; what is wrong with it, we say
+        warnings.filterwarnings("ignore", module="PIL")
     try:
         try:
             options = parse(arguments)

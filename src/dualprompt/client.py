@@ -66,6 +66,10 @@ class Client:
         self, classes: Mapping[str, Iterable[Image]], name: str | None = None, *, again: bool = False
     ) -> dict[str, Any]:
         """Send images of new classes to be learned; return the job, for `wait`."""
+        if deeper := next((label for label in classes if "/" in label), None):
+            raise DualPromptError(
+                f"class '{deeper}' cannot be sent: what follows a slash would be lost; name it without"
+            )
         parts: list[tuple[str, str | None, bytes]] = [
             ("images", f"{label}/{n}-{_name(image)}", _content(image))
             for label, images in classes.items()

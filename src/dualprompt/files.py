@@ -27,6 +27,7 @@ INHERITED = "DUALPROMPT_LOCK"  # names the open lock file that a process was giv
 @contextlib.contextmanager
 def atomic(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; on success it is flushed to disk and replaces `path`."""
+    refuse_device(path)
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     # Nobody can foresee the name, so no link can wait there for what we write.
@@ -39,6 +40,17 @@ def atomic(path: Path) -> Iterator[Path]:
             partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def refuse_device(path: Path) -> None:
+    """Refuse to put a file in the place of a pipe or a device: /dev/null would be one for nobody any more."""
+    try:
+        kind = path.stat().st_mode
+        device = not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)) or path.parent.resolve() == Path("/dev")
+    except OSError:  # there is nothing yet
+        return
+    if device:
+        raise DualPromptError(f"{path} is a pipe or a device, which no file is put in the place of; name a file")
 
 
 def is_partial(path: Path) -> bool:
@@ -83,7 +95,7 @@ def disk_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        remedy = "choose another place" + (" with $DUALPROMPT_CACHE" if path.is_relative_to(cache_root()) else "")
+        remedy = "choose another place" + (" with $DUALPROMPT_CACHE" if _in_cache(path) else "")
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DualPromptError(
                 f"the disk is full: {path} could not be written; free some space or {remedy} "
@@ -91,6 +103,13 @@ def disk_errors(path: Path) -> Iterator[None]:
             ) from error
         reason = error.strerror or str(error)
         raise DualPromptError(f"{path} cannot be written ({reason}); {remedy}") from error
+
+
+def _in_cache(path: Path) -> bool:
+    try:
+        return path.is_relative_to(cache_root())
+    except DualPromptError:  # there is none
+        return False
 
 
 @contextlib.contextmanager
@@ -231,16 +250,28 @@ def digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
+def with_home(path: str | Path) -> Path:
+    """Return a path with the home folder in the place of ~; a name that begins with ~ and is nobody's stays."""
+    path = Path(path)
+    try:
+        return path.expanduser()
+    except RuntimeError:  # no such user, or nobody here has a home
+        return path
+
+
 def cache_root() -> Path:
     """Return the folder for things that can be made again: `$DUALPROMPT_CACHE` or `~/.cache/dualprompt`."""
-    return Path(os.environ.get("DUALPROMPT_CACHE", "~/.cache/dualprompt")).expanduser()
+    found = with_home(os.environ.get("DUALPROMPT_CACHE") or "~/.cache/dualprompt")
+    if found.parts[:1] == ("~",):
+        raise DualPromptError("this user has no home folder to keep a cache in; name a folder with $DUALPROMPT_CACHE")
+    return found
 
 
 def data_root() -> Path:
     """Return the folder that holds datasets: `$DUALPROMPT_DATA` or `data` in the cache folder."""
-    return Path(os.environ.get("DUALPROMPT_DATA", cache_root() / "data")).expanduser()
+    return with_home(os.environ.get("DUALPROMPT_DATA") or cache_root() / "data")
 
 
 def runs_root() -> Path:
     """Return the folder that holds runs: `$DUALPROMPT_RUNS` or `runs` in the current directory."""
-    return Path(os.environ.get("DUALPROMPT_RUNS", "runs")).expanduser()
+    return with_home(os.environ.get("DUALPROMPT_RUNS") or "runs")

@@ -26,7 +26,7 @@ from PIL import Image
 
 from dualprompt.config import as_layer
 from dualprompt.errors import DualPromptError
-from dualprompt.files import refuse_links
+from dualprompt.files import refuse_links, with_home
 from dualprompt.lessons import changing, check, sharded, teaching
 from dualprompt.lessons.forgetting import forget
 from dualprompt.lessons.prompting import Prompting, teach
@@ -324,7 +324,7 @@ class ContinualLearner:
         `versions` says, from now on; 0: nothing of what was stays. A model that a server or another command holds is
         refused; `held` says that we ourselves hold it.
         """
-        path = Path(path).expanduser()
+        path = with_home(path)
         others = contextlib.nullcontext() if held or not saved.is_model(path) else saved.held(path)
         with self._changing, others:
             facts = saving.facts(self._base, self._model, self._limit)
@@ -337,7 +337,7 @@ class ContinualLearner:
     def load(cls, path: str | Path, device: str = "auto", *, backbone: str | None = None) -> ContinualLearner:
         """Return the model in a folder; `backbone` says where its backbone lies now, if that has moved."""
         learner = cls.__new__(cls)
-        learner._build_on(*saving.restore(Path(path).expanduser(), device, backbone))
+        learner._build_on(*saving.restore(with_home(path), device, backbone))
         return learner
 
     def push(self, repo_id: str, *, private: bool = True, token: str | None = None, message: str | None = None) -> str:

@@ -17,6 +17,11 @@ def visible(text: str) -> str:
     return _COMMANDS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
+def without_html(text: str) -> str:
+    """Return a text of any lines in which no HTML begins, nor a comment that marks a block of a page."""
+    return _TAG.sub("&lt;", visible(text))
+
+
 def in_markdown(text: str) -> str:
     """Return a text as a cell of a Markdown table: it ends neither the cell nor the line, and begins no HTML."""
     escaped = _ESCAPE.sub(r"\\\\", visible(text)).replace("|", "\\|")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import hashlib
+import errno
 import io
 import os
 import re
@@ -27,7 +27,7 @@ from dualprompt import files
 from dualprompt.config import Count, Record, read_record
 from dualprompt.data.folder import images_in
 from dualprompt.errors import DualPromptError
-from dualprompt.files import disk_errors, write_json
+from dualprompt.files import disk_errors, sha256, with_home, write_json
 from dualprompt.learner import Answer, ContinualLearner
 from dualprompt.model.saved import MODEL
 from dualprompt.texts import in_csv, path_in_csv
@@ -39,6 +39,9 @@ DAYS = 400  # of which the share of unsure answers is kept
 UNSURE = 0.5  # probability of the best class, below which an answer is called unsure
 NONE = "none of these"
 COLUMNS = ("time", "path", "label", "probability", "task", "similarity", "unsure", "problem")
+LONGEST_NAME = 255  # bytes
+# A name is too long, or a file lies where a folder of that name must be, or the other way round.
+_NO_PLACE = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EEXIST, errno.EISDIR)
 REMEDY = "remove it to label all pictures anew"
 
 
@@ -105,7 +108,7 @@ class Watch:
     def __init__(
         self, model: Path, folder: Path, table: Path, sorted_into: Path | None = None, link: bool = False
     ) -> None:
-        self.model, self.folder, self.table = model, folder.expanduser(), table.expanduser()
+        self.model, self.folder, self.table = model, with_home(folder), with_home(table)
         self.sorted_into, self.link = sorted_into, link
         self._home = self.table.with_name(f".{self.table.name}.watch")  # our own folder, beside the table
         self._seen_before: dict[str, tuple[str, float]] = {}  # marks of unsettled pictures, and since when
@@ -256,18 +259,28 @@ class Watch:
     def _sort(self, pending: _Pending) -> None:
         if self.sorted_into is None or pending.row[7]:
             return
-        source = self.folder / pending.place
-        target = self.sorted_into / _folder_name(pending.row[2] or NONE) / pending.place
-        if not target.parent.resolve().is_relative_to(self.sorted_into.resolve()):
-            raise DualPromptError(f"{target.parent} leads out of {self.sorted_into}; remove the link")
-        if source.is_file():  # else it has gone, and its row stays
-            with disk_errors(target):
-                self._put(source, target)
+        source, folder = self.folder / pending.place, self.sorted_into / _folder_name(pending.row[2] or NONE)
+        try:
+            content = sha256(source)
+        except OSError:  # it has gone, or is closed to us by now; its row stays
+            return
+        try:
+            self._put_into(self.sorted_into, source, folder / pending.place, content)
+        except DualPromptError as error:
+            if getattr(error.__cause__, "errno", None) not in _NO_PLACE:
+                raise
+            # What stands in the way will not go away, and the watch must go on: under a name of ours.
+            self._put_into(self.sorted_into, source, folder / f"{content[:16]}{source.suffix}", content)
 
-    def _put(self, source: Path, target: Path) -> None:
+    def _put_into(self, top: Path, source: Path, target: Path, content: str) -> None:
+        if not target.parent.resolve().is_relative_to(top.resolve()):
+            raise DualPromptError(f"{target.parent} leads out of {top}; remove the link")
+        with disk_errors(target):
+            self._put(source, target, content)
+
+    def _put(self, source: Path, target: Path, content: str) -> None:
         if target.exists():
-            content = _content(source)
-            if _content(target) == content:
+            if sha256(target) == content:
                 return
             target = target.with_stem(f"{target.stem}-{content[:8]}")  # another picture of the same name, earlier
             if target.exists():
@@ -326,14 +339,10 @@ def _mark(path: Path) -> str:
     return f"{status.st_size} {status.st_mtime_ns}"
 
 
-def _content(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _folder_name(label: str) -> str:
     """Return a label as the name of a folder on any disk, which cannot lead elsewhere."""
-    return re.sub(r'[\\/:*?"<>|\x00-\x1f]', "_", label).strip(". ")[:100] or "_"
+    name = re.sub(r'[\\/:*?"<>|\x00-\x1f]', "_", label).strip(". ")[:100]
+    return name.encode()[:LONGEST_NAME].decode(errors="ignore").strip(". ") or "_"
 
 
 def _overlap(one: Path, other: Path) -> bool:

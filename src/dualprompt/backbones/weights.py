@@ -36,7 +36,7 @@ from dualprompt.backbones.layouts import SUPPORTED, convert
 from dualprompt.backbones.resnet import ResNet, ResNetConfig, draw
 from dualprompt.backbones.vit import ViTConfig, resize_positions
 from dualprompt.errors import DualPromptError, nearest
-from dualprompt.files import data_root, digest, packaged, sha256
+from dualprompt.files import data_root, digest, packaged, sha256, with_home
 from dualprompt.progress import SILENT, Progress
 from dualprompt.seeds import derive
 
@@ -196,7 +196,7 @@ def _assumed(config: ViTConfig | ResNetConfig) -> tuple[Triple, Triple]:
 
 def absolute_name(name: str) -> str:
     """Return a name that means the same from every directory: the absolute path of a file or folder, else itself."""
-    path = Path(name).expanduser()
+    path = with_home(name)
     try:
         return str(path.absolute()) if name not in {*KNOWN, *BACKBONES.names()} and path.exists() else name
     except OSError as error:  # too long a name, say
@@ -266,7 +266,7 @@ def _locate(name: str, progress: Progress) -> tuple[Path, Facts]:
     """Return the weights file that `name` stands for, and what is known beside it."""
     if name in KNOWN:
         return _locate_known(KNOWN[name], progress)
-    path = Path(name).expanduser()
+    path = with_home(name)
     if path.is_dir():
         return _in_folder(path)
     if path.is_file():
@@ -309,7 +309,7 @@ def is_here(name: str) -> bool:
     known = KNOWN.get(name)
     if known is None:
         found = _HUB_ID.fullmatch(name)
-        return drawn(name) or Path(name).expanduser().exists() or (found is not None and hub.is_cached(found[1]))
+        return drawn(name) or with_home(name).exists() or (found is not None and hub.is_cached(found[1]))
     return _own_file(known).is_file() if known.file else not known.needs_network or hub.is_cached(known.source)
 
 

@@ -15,6 +15,7 @@ from dualprompt.progress import counted
 if TYPE_CHECKING:
     from dualprompt.watch import Watched
 
+ANSWERS = Path("answers.csv")
 WATCH = """\
 Each picture is labelled once, when it has not changed for 2 seconds. Rows are added to a CSV file, answers.csv in the
 current folder unless --to names another. With --sort, copies go into folders named like the labels, beside a
@@ -37,7 +38,7 @@ def add(commands: Commands) -> None:
     watch.add_argument("model", type=Path, help="the model's folder")
     watch.add_argument("folder", type=Path, help="that pictures come into")
     place = watch.add_mutually_exclusive_group()
-    place.add_argument("--to", type=Path, default=Path("answers.csv"), help="CSV file (default: %(default)s)")
+    place.add_argument("--to", type=Path, default=ANSWERS, help="CSV file (default: %(default)s)")
     place.add_argument("--sort", type=Path, metavar="FOLDER", help="also copy each picture into a folder of its label")
     watch.add_argument("--link", action="store_true", help="with --sort: hard links instead of copies")
     watch.add_argument("--once", action="store_true", help="label what is there, then end")
@@ -57,6 +58,8 @@ def do_watch(options: argparse.Namespace) -> None:
     if not is_model(options.model):
         raise DualPromptError(f"{options.model} holds no model; make one with `dualprompt learn`")
     table = options.to if options.sort is None else options.sort / "labels.csv"
+    if table.is_symlink() and (options.sort is not None or table == ANSWERS):  # which we named, and nobody else
+        raise DualPromptError(f"{table} is a link, which we never make; look what it is, and remove it")
     found = Watched()
     with Watch(options.model, options.folder, table, options.sort, options.link).opened(options.device) as watch:
         found = watch.look()

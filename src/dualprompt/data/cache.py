@@ -19,13 +19,14 @@ from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from pydantic import Field
 
 from dualprompt.config import Count, Record
 from dualprompt.data.formats import open_image
 from dualprompt.data.images import Images
 from dualprompt.data.sources import ArraySource, FileSource, PictureSource, Split
+from dualprompt.data.tags import turned
 from dualprompt.errors import DualPromptError, one_line
 from dualprompt.files import (
     MOST_JSON,
@@ -155,8 +156,7 @@ def open_rgb(encoded: bytes, name: str = "the image") -> Image.Image:
     profile. Floating-point images are refused with a ValueError, for nothing says which number is white.
     """
     with open_image(io.BytesIO(encoded), name) as opened:
-        opened.load()
-        return as_rgb(ImageOps.exif_transpose(opened))
+        return as_rgb(turned(opened))
 
 
 def as_rgb(image: Image.Image) -> Image.Image:

@@ -124,8 +124,10 @@ def _transfer(url: str, size: int | None, partial: Path, progress: Progress) -> 
             if not done:
                 write_json(_memory(partial), {"url": url, "validator": _validator(response)})
             while chunk := _read(response, url, done, total):
-                out.write(chunk)
                 done += len(chunk)
+                if size is not None and done > size:  # it did not say how much would come, or lied
+                    raise _MirrorError(f"{url} sends more than the {size} bytes of the official file")
+                out.write(chunk)
                 bar.advance(len(chunk))
             out.flush()
             os.fsync(out.fileno())

@@ -14,6 +14,7 @@ import numpy as np
 from dualprompt.data.formats import EXTENSIONS, below, why_no_image
 from dualprompt.data.sources import Dataset, FileSource, Split
 from dualprompt.errors import DualPromptError
+from dualprompt.files import with_home
 from dualprompt.progress import counted
 
 T = TypeVar("T")
@@ -28,7 +29,7 @@ def load_folder(path: Path, test_share: float) -> Dataset:
     one image, becomes the test split: those whose relative paths have the lowest SHA-256, so that the choice
     is the same on every machine and hardly changes when images are added.
     """
-    path = path.expanduser()
+    path = with_home(path)
     if not path.is_dir():
         found = "is not a folder" if path.exists() else "does not exist"
         raise DualPromptError(f"{path} {found}; give a folder that holds one folder of images for each class")
@@ -110,8 +111,9 @@ def left_out(path: Path) -> dict[Path, str]:
     """Return all that lies in a folder of class folders and is not taken by `class_files`, and why."""
     found: dict[Path, str] = {}
     classes = _folders(path)
+    known = set(classes)
     for entry in sorted(path.iterdir()):
-        if entry not in classes:
+        if entry not in known:
             found[entry] = why_no_image(entry) or "an image that lies in no class folder"
     for folder in classes:
         found |= {entry: reason for entry in below(folder) if (reason := why_no_image(entry))}

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import functools
+import io
+import math
 import os
+import time
 from importlib import import_module
 from pathlib import Path, PurePath
 from typing import BinaryIO
 
 from PIL import Image
 
+from dualprompt.data.tags import claim_too_much
 from dualprompt.errors import DualPromptError
 
 # Told by content, not by name. Pillow knows more, but some of them (EPS) start other programs.
@@ -19,6 +23,7 @@ EXTENSIONS = HEIF_NAMES | {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".t
 
 _HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs")
 _ANY_BRANDS = (b"mif1", b"msf1")  # of a container that may hold HEVC or AV1; its other brands tell
+MOST_SECONDS = 2.0  # of this thread, to open a picture; that takes milliseconds
 _HEADER = 64  # bytes; the brands of a file lie at its beginning
 _SORTS = {
     "a video; save frames of it as images": ".mp4 .mov .avi .mkv .webm .m4v .mpg .mpeg .wmv .3gp .mts",
@@ -30,22 +35,61 @@ _SORT_OF = {ending: sort for sort, endings in _SORTS.items() for ending in endin
 _OF_SYSTEM = {"thumbs.db", "desktop.ini", "icon\r"}
 
 
-def open_image(source: BinaryIO | Path, name: str = "the image") -> Image.Image:
+class _Source(io.RawIOBase):
+    """A picture's bytes, of which little is read while it is opened.
+
+    What lies before the pixels is read without a bound by Pillow: a JPEG of 4 MB with 200,000 blocks of EXIF took 20 s,
+    and one of 32 MB the square of that; a GIF's comments took fifty times their size. No header of a camera or a
+    program is so.
+    """
+
+    def __init__(self, source: BinaryIO) -> None:
+        self._source = source
+        self.until = time.thread_time() + MOST_SECONDS
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        """Read on, unless opening takes too long."""
+        if time.thread_time() > self.until:
+            raise OSError("it takes too long to open")
+        read = self._source.read(len(buffer))
+        buffer[: len(read)] = read
+        return len(read)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        """Go to a place."""
+        return self._source.seek(offset, whence)
+
+    def readable(self) -> bool:
+        """Return that it can be read."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return that it knows places."""
+        return True
+
+    def close(self) -> None:
+        """Close what is read."""
+        self._source.close()
+        super().close()
+
+
+def open_image(source: io.BytesIO | Path, name: str = "the image") -> Image.Image:
     """Open an image of a format that is read, without decoding it; errors call it by its name.
 
-    HEIC is read by an extra: without it, a DualPromptError says which. What is no image raises one of `cache.BROKEN`.
+    HEIC is read by an extra: without it, a DualPromptError says which. What is no image, or takes seconds to open,
+    raises one of `cache.BROKEN`.
     """
-    if isinstance(source, Path):
-        with source.open("rb") as file:
-            head = file.read(_HEADER)
-    else:
-        head = source.read(_HEADER)
-        source.seek(0)
-    if not _is_heic(head):
-        return Image.open(source, formats=FORMATS)
-    if not reads_heic():
+    if not isinstance(source, Path) and claim_too_much(source.getvalue()):
+        raise OSError("its tags claim more numbers than a camera writes")
+    raw = _Source(source.open("rb") if isinstance(source, Path) else source)
+    file = io.BufferedReader(raw)
+    heic = _is_heic(file.read(_HEADER))
+    file.seek(0)
+    if heic and not reads_heic():
         raise DualPromptError(f"{name} is a HEIC image; install dualprompt[heif] to read it, or convert it to JPEG")
-    return Image.open(source, formats=("HEIF",))
+    opened = Image.open(file, formats=("HEIF",) if heic else FORMATS)
+    raw.until = math.inf  # how long decoding may take is for others to say
+    return opened
 
 
 def _is_heic(head: bytes) -> bool:

@@ -20,7 +20,7 @@ from dualprompt.data.making import Pool, make_experiences
 from dualprompt.data.origin import mark
 from dualprompt.data.sources import DATASETS, GROUPS, Dataset, checked
 from dualprompt.errors import DualPromptError, nearest
-from dualprompt.files import data_root, digest
+from dualprompt.files import data_root, digest, with_home
 from dualprompt.progress import SILENT, Progress
 from dualprompt.registry import Registry
 from dualprompt.seeds import derive
@@ -64,7 +64,7 @@ def outline(config: BenchmarkConfig, seed: int) -> Stream:
 def _planned(config: BenchmarkConfig, seed: int) -> tuple[BenchmarkConfig, list[Dataset], list[Plan]]:
     """Return a config without names of groups, its datasets, and what is planned with them."""
     config = expanded(config)
-    root = Path(config.root).expanduser() if config.root else None
+    root = with_home(config.root) if config.root else None
     datasets = [load_dataset(name, root, config.test_share) for name in names_of(config)]
     plans = STREAMS[config.stream](config, seed, datasets)
     _check(plans)
@@ -161,12 +161,12 @@ def with_absolute_paths(config: BenchmarkConfig) -> BenchmarkConfig:
 
     def absolute(name: str) -> str:
         known = name in GROUPS or is_registered(name)
-        return name if known or not Path(name).expanduser().is_dir() else str(Path(name).expanduser().absolute())
+        return name if known or not with_home(name).is_dir() else str(with_home(name).absolute())
 
     dataset = (
         [absolute(name) for name in config.dataset] if isinstance(config.dataset, list) else absolute(config.dataset)
     )
-    root = None if config.root is None else str(Path(config.root).expanduser().absolute())
+    root = None if config.root is None else str(with_home(config.root).absolute())
     return config.model_copy(update={"dataset": dataset, "root": root})
 
 
@@ -175,7 +175,7 @@ def load_dataset(name: str, root: Path | None = None, test_share: float = 0.2) -
     if is_registered(name):
         return checked(name, DATASETS[name].load(root or data_root()))
     if _is_path(name) or Path(name).is_dir():
-        return load_folder(Path(name).expanduser(), test_share)
+        return load_folder(with_home(name), test_share)
     raise DualPromptError(
         f"unknown dataset '{name}'; {nearest(name, [*DATASETS.names(), *GROUPS])}; or the path of a folder"
     )

@@ -132,7 +132,7 @@ class Lessons:
         good, unreadable, refusal = [], [], None
         for picture in pictures:
             try:
-                open_picture(picture.path, picture.name, self.limits).close()
+                open_picture(picture.path.read_bytes(), picture.name, self.limits).close()
                 good.append(Picture(classes[picture.label], picture.name, picture.path))
             except Refusal as problem:
                 refusal = refusal or problem

@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -176,6 +177,7 @@ def main() -> int:
     threading.Thread(target=_end_with_server, daemon=True).start()
     if hasattr(os, "nice"):
         os.nice(5)  # who asks goes first; more would starve learning on a busy machine
+    warnings.filterwarnings("ignore", module="PIL")  # what clients send must not fill the server's log
     reporter = Reporter(channel)
     try:
         teach(Path(sys.argv[1]), Path(sys.argv[2]), reporter)

@@ -83,7 +83,7 @@ class Decoders:
         self, pictures: Sequence[tuple[str, bytes]], learner: ContinualLearner
     ) -> list[np.ndarray | Refusal]:
         """Return the pixels of each picture, given as its name and content, or why there are none."""
-        costs = await self._stoppable(self._small, lambda _: self._costs(pictures, learner.side))
+        costs = await self._stoppable(self._small, lambda stop: self._costs(pictures, learner.side, stop))
         turn = asyncio.Semaphore(SMALL_AT_ONCE)  # pictures of other requests come in between
 
         async def one(picture: tuple[str, bytes], cost: int | Refusal) -> np.ndarray | Refusal:
@@ -132,9 +132,11 @@ class Decoders:
             stop.set()
             self._stops.discard(stop)
 
-    def _costs(self, pictures: Sequence[tuple[str, bytes]], side: int) -> list[int | Refusal]:
+    def _costs(self, pictures: Sequence[tuple[str, bytes]], side: int, stop: threading.Event) -> list[int | Refusal]:
         found: list[int | Refusal] = []
         for name, content in pictures:
+            if stop.is_set():  # nobody waits for them
+                raise AbandonedError
             try:
                 with open_picture(content, name, self.limits) as picture:
                     found.append(cost_of(picture, side))

@@ -42,7 +42,7 @@ class Picture:
     path: Path
 
 
-def open_picture(source: bytes | BinaryIO | Path, name: str, limits: Limits) -> Image.Image:
+def open_picture(source: bytes | io.BytesIO, name: str, limits: Limits) -> Image.Image:
     """Return the opened, not yet decoded picture; refuse what is none and what would be too large decoded."""
     try:
         picture = open_image(io.BytesIO(source) if isinstance(source, bytes) else source, f"'{short(name)}'")

@@ -13,6 +13,7 @@ from dualprompt.data.doubts import Doubt, doubts
 from dualprompt.data.folder import left_out, refuse_level
 from dualprompt.data.looks import Looks
 from dualprompt.errors import DualPromptError, one_line
+from dualprompt.files import with_home
 from dualprompt.lessons.task import FEWEST
 from dualprompt.model.images import Data, ImageLike, gather, read_some
 from dualprompt.progress import SILENT, Progress, Work
@@ -217,7 +218,7 @@ def _findings(
         Copies(tuple(good[row].name for row in rows), tuple(dict.fromkeys(good[row].label for row in rows)), exact)
         for rows, exact in looks.copies()
     ]
-    folder = Path(data).expanduser() if isinstance(data, str | Path) else None
+    folder = with_home(data) if isinstance(data, str | Path) else None
     others = {} if folder is None else left_out(folder)
     return Findings(
         classes=dict(zip(names, np.bincount(labels, minlength=len(names)).tolist(), strict=True)),

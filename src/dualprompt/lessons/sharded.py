@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from dualprompt.errors import DualPromptError
+from dualprompt.files import with_home
 from dualprompt.lessons.forgetting import compact
 from dualprompt.lessons.teaching import Lesson, concluded, leave_out
 from dualprompt.methods.base import Batch, Method
@@ -140,7 +141,7 @@ def _seen(
 
 
 def _absolute(image: ImageLike) -> ImageLike:
-    return str(Path(image).expanduser().absolute()) if isinstance(image, str | Path) else image
+    return str(with_home(image).absolute()) if isinstance(image, str | Path) else image
 
 
 def _shards(foundation: Foundation, images: Sequence[ImageLike]) -> Iterator[Shard]:

@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol, TypeAlias, cast
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image
 
 from dualprompt.data.cache import BROKEN, MOST_BYTES, WORKERS, as_rgb
 from dualprompt.data.folder import class_files, images_in, one_name, refuse_level
 from dualprompt.data.formats import EXTENSIONS, open_image
 from dualprompt.data.sources import Dataset, FileSource
+from dualprompt.data.tags import turned
 from dualprompt.errors import DualPromptError
-from dualprompt.files import read_bytes
+from dualprompt.files import read_bytes, with_home
 from dualprompt.progress import SILENT, Progress, Work
 
 ImageLike: TypeAlias = str | Path | bytes | BinaryIO | Image.Image | np.ndarray
@@ -58,7 +59,7 @@ def upright(image: ImageLike, side: int | None = None) -> Image.Image:
             )
         if side is not None and opened is not image:
             reduce_jpeg(opened, side)
-        return as_rgb(ImageOps.exif_transpose(opened))
+        return as_rgb(turned(opened))
     except Image.DecompressionBombError as error:
         raise DualPromptError(f"{named(image)} has far more than {MOST_PIXELS:,} pixels; shrink it first") from error
     except OSError as error:
@@ -79,10 +80,8 @@ def _opened(image: ImageLike) -> Image.Image:
     if isinstance(image, np.ndarray):
         return Image.fromarray(_checked(image))
     read = getattr(image, "read", None)
-    if isinstance(image, str | Path):
-        encoded = read_bytes(Path(image).expanduser(), MOST_BYTES)
-    else:
-        encoded = read() if read else image
+    path = with_home(image) if isinstance(image, str | Path) else None
+    encoded = read_bytes(path, MOST_BYTES) if path else read() if read else image
     if not isinstance(encoded, bytes | bytearray | memoryview):
         raise DualPromptError(
             f"an image must be a path, bytes, an open file, a PIL image or a uint8 array, found {type(image).__name__}"
@@ -164,7 +163,7 @@ def gather(data: Data, nested: bool = True) -> dict[str, list[ImageLike]]:
     that seems one level too high, since its folders hold nothing but folders, is refused unless `nested`.
     """
     if isinstance(data, str | Path):
-        path = Path(data).expanduser()
+        path = with_home(data)
         if not path.is_dir():
             found = "is not a folder" if path.exists() else "does not exist"
             raise DualPromptError(f"{path} {found}; give a folder that holds one folder of images for each class")
@@ -222,15 +221,15 @@ def _of_pairs(pairs: Any) -> dict[str, list[ImageLike]]:
 
 def listed(images: ImageLike | Sequence[ImageLike]) -> tuple[list[ImageLike], bool]:
     """Return the images that are meant, and whether it is one alone; a folder stands for all images below it."""
-    if isinstance(images, str | Path) and Path(images).expanduser().is_dir():
-        return _images_below(Path(images).expanduser()), False
+    if isinstance(images, str | Path) and with_home(images).is_dir():
+        return _images_below(with_home(images)), False
     several = isinstance(images, Sequence) and not isinstance(images, str | bytes | bytearray | memoryview)
     if not several and not (isinstance(images, np.ndarray) and images.ndim == 4):
         return [cast(ImageLike, images)], True  # what is no image is named when it is read
     found: list[ImageLike] = []
     for image in cast(Sequence[ImageLike], images):
-        folder = isinstance(image, str | Path) and Path(image).expanduser().is_dir()
-        found.extend(_images_below(Path(str(image)).expanduser()) if folder else [image])
+        folder = isinstance(image, str | Path) and with_home(image).is_dir()
+        found.extend(_images_below(with_home(str(image))) if folder else [image])
     return found, False
 
 

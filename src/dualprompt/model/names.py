@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from dualprompt.errors import DualPromptError, nearest
+from dualprompt.files import with_home
 from dualprompt.model.images import Data
 from dualprompt.model.results import TaskInfo
 
@@ -37,7 +38,7 @@ def free_name(name: str | None, data: Data, tasks: Sequence[TaskInfo], number: i
         if name in taken:
             raise DualPromptError(f"a task is called '{name}' already; give this one another name")
         return name
-    said = _of_folder(Path(data).expanduser().resolve()) if isinstance(data, str | Path) else f"task {number}"
+    said = _of_folder(with_home(data).resolve()) if isinstance(data, str | Path) else f"task {number}"
     return next(each for n in range(1, len(taken) + 2) if (each := said if n == 1 else f"{said} {n}") not in taken)
 
 

@@ -28,6 +28,7 @@ from dualprompt.errors import DualPromptError
 from dualprompt.files import read_json, write_text
 from dualprompt.report import publication
 from dualprompt.report.sheet import Column, Sheet, as_markdown
+from dualprompt.texts import without_html
 
 # A marker begins its line, so that an indented one can be shown as an example.
 BLOCK = re.compile(r"^(<!-- published (?P<what>[^\n]*?) -->\n)(.*?)^(<!-- /published -->)", re.DOTALL | re.MULTILINE)
@@ -71,7 +72,7 @@ def _rendered(page: Path, what: str) -> str:
 
 
 def _finding(files: Sequence[Path], text: str, options: Options) -> str:
-    return "\n\n".join(publication.read(file)["finding"] for file in files)
+    return "\n\n".join(without_html(publication.read(file)["finding"]) for file in files)
 
 
 def _table(files: Sequence[Path], text: str, options: Options) -> str:
@@ -148,7 +149,7 @@ def _text(files: Sequence[Path], text: str, options: Options) -> str:
     if len(files) != 1 or not text:
         raise ValueError('a text has one file, and lines in quotes: text "…{path[format]}…"')
     value = read_json(files[0])
-    return re.sub(r"\{([^{}]*)\}", lambda field: _value(value, field[1]), text)
+    return re.sub(r"\{([^{}]*)\}", lambda field: without_html(_value(value, field[1])), text)
 
 
 def _names(text: str) -> list[tuple[str, str]]:

@@ -18,6 +18,7 @@ from dualprompt.config import RunConfig
 from dualprompt.data.images import Images
 from dualprompt.data.memory import pixels_of
 from dualprompt.errors import DualPromptError, nearest
+from dualprompt.files import with_home
 from dualprompt.methods.base import METHODS, Batch, Method, StreamKind, method_config
 from dualprompt.metrics import mean_and_deviation
 from dualprompt.pictures.drawing import figure_of
@@ -326,7 +327,7 @@ class FinishedStudy:
 
 def load_run(path: str | Path) -> FinishedRun | FinishedGroup | FinishedStudy:
     """Return what a run, a group of runs or a study has left in a folder."""
-    folder = Path(path).expanduser()
+    folder = with_home(path)
     if study_files.is_study(folder):
         return FinishedStudy(folder, study_files.read(folder))
     if folder.is_dir() and not is_run(folder):

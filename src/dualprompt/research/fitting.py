@@ -12,7 +12,7 @@ from dualprompt.config import RunConfig, as_layer, compose, own_defaults, parse
 from dualprompt.data.memory import dataset_of, known
 from dualprompt.data.sources import Dataset
 from dualprompt.errors import DualPromptError
-from dualprompt.files import runs_root
+from dualprompt.files import runs_root, with_home
 from dualprompt.progress import SILENT, Progress
 from dualprompt.research.finished import FinishedGroup, FinishedRun
 from dualprompt.training import group
@@ -60,7 +60,7 @@ def fit(
     given = {} if isinstance(benchmark, str) else _named(benchmark)
     chosen = {"name": method} if isinstance(method, str) else dict(method)
     above = {**flat(options), **flat({"method": chosen}), "backbone.name": backbone}
-    folder = Path(out).expanduser() if out else runs_root() / time.strftime("fit-%Y%m%d-%H%M%S")
+    folder = with_home(out) if out else runs_root() / time.strftime("fit-%Y%m%d-%H%M%S")
     with known(given), ExitStack() as stack:
         if isinstance(benchmark, str):
             above |= {} if tasks is None else {"benchmark.tasks": tasks}

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 from dualprompt.config import RunConfig, parse
 from dualprompt.errors import DualPromptError, InterruptedRunError
-from dualprompt.files import disk_errors
+from dualprompt.files import disk_errors, with_home
 from dualprompt.progress import SILENT, Progress
 from dualprompt.run.folder import Run
 from dualprompt.sweeps.obtained import Count, Obtained, Workers, first_line
@@ -220,7 +220,7 @@ def _import_ray() -> Any:
 
 def _environment() -> dict[str, str]:
     """Return what workers take over from the environment of this process; paths hold from any directory."""
-    paths = {name: str(Path(os.environ[name]).expanduser().resolve()) for name in PATHS if name in os.environ}
+    paths = {name: str(with_home(os.environ[name]).resolve()) for name in PATHS if os.environ.get(name)}
     return paths | {name: os.environ[name] for name in WORDS if name in os.environ}
 
 

@@ -17,6 +17,7 @@ from dualprompt.config import RunConfig, changes_recipe, compose
 from dualprompt.data.sources import DATASETS
 from dualprompt.data.stream import expanded, load_dataset, names_of
 from dualprompt.errors import DualPromptError, nearest
+from dualprompt.files import with_home
 from dualprompt.methods.base import METHODS, method_config
 from dualprompt.progress import SILENT, Progress
 from dualprompt.report.sheet import Column, Sheet
@@ -116,7 +117,7 @@ class Asked:
     def root(self) -> Path | None:
         """Where the datasets lie."""
         root = self.overrides.get("benchmark.root")
-        return None if root is None else Path(str(root)).expanduser()
+        return None if root is None else with_home(str(root))
 
     @property
     def changed(self) -> list[str]:
