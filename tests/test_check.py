@@ -198,7 +198,7 @@ def test_copies_within_and_across_classes(world: World, tmp_path: Path) -> None:
 
 def test_flat_pictures_of_other_colours_are_no_copies() -> None:
     flat = np.stack([np.full((32, 32, 3), shade, np.uint8) for shade in (0, 100, 200, 203)])
-    assert Looks.of(flat).copies() == [([2, 3], False)]
+    assert Looks.of(flat).copies == [([2, 3], False)]
 
 
 def test_blurred_pictures(tmp_path: Path) -> None:

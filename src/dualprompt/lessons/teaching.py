@@ -13,6 +13,7 @@ import numpy as np
 
 from dualprompt.config import RunConfig, parse
 from dualprompt.data.folder import refuse_case
+from dualprompt.data.looks import Looks
 from dualprompt.data.stream import Stream
 from dualprompt.data.views import View
 from dualprompt.errors import DualPromptError
@@ -113,6 +114,12 @@ class Lesson:
     name: str
     classes: Mapping[str, Sequence[ImageLike]]
     pixels: np.ndarray
+    looks: Looks | None = None  # at these images; None: nobody looks for copies
+
+    @property
+    def alike(self) -> np.ndarray | None:
+        """Numbers that images share with their copies; None: no copies are known."""
+        return None if self.looks is None else self.looks.alike(self.labels)
 
     @property
     def labels(self) -> np.ndarray:
@@ -131,8 +138,9 @@ def train(
     known = tuple(row for row in model.rows if row is not None)
     state = compact(foundation, model.state, model.rows).state() if model.tasks else {}
     names, labels, alone = tuple(lesson.classes), lesson.labels, METHODS[foundation.options.name].judges_itself
-    held = held_out(labels, names, config.seed) & (not alone)
-    task = task_of(len(model.tasks), lesson.name, names, len(known), lesson.pixels, labels, held)
+    alike = lesson.alike
+    held = held_out(labels, names, config.seed, alike) & (not alone)
+    task = task_of(len(model.tasks), lesson.name, names, len(known), lesson.pixels, labels, held, alike)
     method = _taught(foundation, config, Stream((task,), fingerprint(task), ()), state, work, progress)
     return concluded(foundation, model, lesson, method, held)
 

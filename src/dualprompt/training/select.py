@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from dualprompt.data.stream import Experience, Subset, union
+from dualprompt.data.experience import Experience, Subset, union, with_copies
 from dualprompt.methods.base import Batch, Method, Phase, TaskView
 from dualprompt.methods.buffer import part
 from dualprompt.progress import Work
@@ -47,6 +47,7 @@ def task_view(
         reserved=partial(batches_of, method, feed, reserved),
         held_out=partial(batches_of, method, feed, held_out),
         apart=None if held_out is None else torch.isin(task.train.indices, held_out.indices),
+        alike=None if task.train.alike is None else task.train.alike.to(feed.fabric.device),
         judged=partial(batches_of, method, feed, shown),
     )
 
@@ -62,7 +63,7 @@ def batches_of(method: Method, feed: Feed, subset: Subset | None) -> Iterator[Ba
 
 
 def hold_out(subset: Subset, share: float, seed: int, task: int) -> tuple[Subset, Subset | None]:
-    """Return a task's images without a share of each class, at least one of two or more, and that share."""
+    """Return a task's images without a share of each class, at least one of two, and that share, copies with it."""
     if not share:
         return subset, None
     generator = torch.Generator().manual_seed(derive(seed, "hold out", task))
@@ -70,7 +71,8 @@ def hold_out(subset: Subset, share: float, seed: int, task: int) -> tuple[Subset
     for label in subset.labels.unique():
         mine = (subset.labels == label).nonzero()[:, 0]
         count = min(max(1, int(len(mine) * share)), len(mine) - 1)
-        apart[mine[torch.randperm(len(mine), generator=generator)[:count]]] = True
+        drawn = mine[torch.randperm(len(mine), generator=generator)]
+        apart[with_copies(drawn, subset.alike, count)] = True
     return part(subset, ~apart), part(subset, apart)
 
 
