@@ -103,8 +103,10 @@ def more(
     method = foundation.method(state)
     feed = Feed(config, foundation.view, foundation.backbones, launch(config), progress)
     method.eval()
-    shared = tensor_of(looks.alike(rows))  # copies of one class may fit different rows best
-    task = _experience(len(model.tasks), alive, pixels[~held], rows[~held], None if shared is None else shared[~held])
+    shared = looks.alike(rows)  # copies of one class may fit different rows best
+    task = _experience(
+        len(model.tasks), alive, pixels[~held], rows[~held], tensor_of(None if shared is None else shared[~held])
+    )
     method.more(task_view(task, method, feed, None))
     added = foundation.model(model.tasks, alive, model.next_id, model.trust, method=method)
     return _noted(foundation, added, pixels, rows, held)
