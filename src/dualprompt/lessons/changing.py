@@ -35,7 +35,8 @@ def refuse_unknown(model: Model, labels: Sequence[str]) -> None:
     known = model.network.classes
     if strange := [label for label in labels if label not in known]:
         raise DualPromptError(
-            f"class '{strange[0]}' is not known; {nearest(strange[0], known)}; new classes are taught with `learn`"
+            f"class '{strange[0]}' is not known; {nearest(strange[0], known)}; new classes are taught with `learn`, "
+            "in a folder of their own"
         )
 
 

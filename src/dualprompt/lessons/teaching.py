@@ -23,7 +23,7 @@ from dualprompt.lessons.task import fingerprint, held_out, state_digest, task_of
 from dualprompt.methods.base import METHODS, Method, MethodConfig
 from dualprompt.model.foundation import Foundation, Model
 from dualprompt.model.images import ImageLike, complaint, read_some
-from dualprompt.model.names import refuse_unprintable
+from dualprompt.model.names import few, refuse_unprintable
 from dualprompt.model.outcomes import RANKED, Outcome, measured, of_answers, of_verdicts
 from dualprompt.model.predicting import answers_to
 from dualprompt.model.results import TaskInfo
@@ -53,10 +53,11 @@ def refuse_known(model: Model, classes: Mapping[str, Any], again: bool) -> None:
     if again:
         return
     if known := [name for name in classes if name in owner]:
+        listed = [f"class '{known[0]}' is", f"classes {few(known)} are"][len(known) > 1]
+        apart = "" if len(known) == len(classes) else " in a folder of their own" if len(known) > 1 else " on its own"
         raise DualPromptError(
-            f"class '{known[0]}' is known already, from task '{owner[known[0]]}', whose images are gone: its "
-            "prompts cannot be trained on. Learn it as a further expert for the same label with again=True "
-            "(--again), or forget it first"
+            f"{listed} known already, from task '{owner[known[0]]}', whose images are gone; add further images with "
+            f"`more`{apart}, or learn them as a further expert for the same label with again=True (--again)"
         )
 
 
