@@ -198,7 +198,7 @@ def test_copies_within_and_across_classes(world: World, tmp_path: Path) -> None:
 
 def test_flat_pictures_of_other_colours_are_no_copies() -> None:
     flat = np.stack([np.full((32, 32, 3), shade, np.uint8) for shade in (0, 100, 200, 203)])
-    assert Looks.of(flat).copies() == [([2, 3], False)]
+    assert Looks.of(flat).copies == [([2, 3], False)]
 
 
 def test_blurred_pictures(tmp_path: Path) -> None:
@@ -396,3 +396,27 @@ def test_doubts_by_a_backbone(world: World, tmp_path: Path) -> None:
         "red",
     )
     assert contents(tmp_path / "photos") == before
+
+
+def test_folders_of_the_system_are_no_classes_and_hold_none(world: World, tmp_path: Path) -> None:
+    folder = fill(tmp_path / "photos", cat=5, dog=5)
+    for place in ("__MACOSX/cat", "@eaDir", "cat/@eaDir/0.png", "$RECYCLE.BIN"):  # thumbnails of a network drive
+        (folder / place).mkdir(parents=True)
+        shutil.copy(folder / "dog" / "0.png", folder / place / "thumb.png")
+    found = check(folder)
+    assert dict(found.classes) == {"cat": 5, "dog": 5}
+    left_out = {Path(each.path).relative_to(folder).as_posix() for each in found.left_out}
+    assert left_out == {"__MACOSX", "@eaDir", "cat/@eaDir", "$RECYCLE.BIN"}
+    assert not found.copies
+    assert learn(world, folder).code == 0
+
+
+def test_what_is_no_folder_of_classes_names_its_remedy(tmp_path: Path) -> None:
+    folder = fill(tmp_path / "photos", cat=3, dog=3)
+    archive = shutil.make_archive(str(tmp_path / "photos"), "zip", folder)
+    assert "unpack it" in call("check", archive).error
+    assert "unpack it" not in call("check", tmp_path / "no.zip").error
+    (folder / "cat" / "labels.csv").write_text("file,label\n")
+    refused = call("check", folder / "cat").error
+    assert "labels.csv" in refused
+    assert "one level too deep" not in refused

@@ -244,7 +244,7 @@ def test_bad_input_to_learn_is_one_line_and_changes_nothing(world: World, kept: 
         (images[0], {}, "is not a folder"),
         (tmp_path / "empty", {}, "class folders without images: 'oak'"),
         (tmp_path / "flat", {}, "holds no class folders"),
-        (world.images, {}, "holds 'test', a split and no class"),
+        (world.images, {}, "give .*train, with the classes; .*test is for `evaluate`"),
         ({3: images}, {}, "classes are called by strings, found 3"),
         (images, {}, "or a dataset of \\(image, label\\) pairs"),
         (7, {}, "found int"),

@@ -65,7 +65,7 @@ def test_a_refused_lesson_leaves_nothing(world: World, folders: dict[str, Path],
     (model / ".lock").touch()
     before = contents(tmp_path)
     assert "does not exist" in call("learn", new, tmp_path / "nowhere", "--backbone", world.weights, *FLAGS).error
-    assert "is known already" in call("learn", model, folders["spring"]).error
+    assert "are known already" in call("learn", model, folders["spring"]).error
     assert (
         "gone.safetensors does not exist"
         in call("learn", new, folders["spring"], "--backbone", tmp_path / "gone.safetensors").error
@@ -293,7 +293,9 @@ def test_commands(world: World, folders: dict[str, Path], tmp_path: Path) -> Non
     assert told.code == 0, told.err
     assert "hot [red]" in told.out
     assert "learned task 2 ('hot [red]'): 2 classes from 13 images" in told.out
-    assert "class 'cedar' is known already" in call("learn", model, folders["summer"]).error
+    refused = call("learn", model, folders["summer"]).error
+    assert "classes cedar, elm are known already" in refused
+    assert "`more`" in refused
     assert "--backbone is for a new model" in call("learn", model, folders["autumn"], "--backbone", "embedded").error
     assert "--train.lr is for a new model" in call("learn", model, folders["autumn"], "--train.lr", 1).error
 

@@ -181,6 +181,9 @@ def test_an_unfinished_run_cannot_be_shown_or_judged(world: World, tmp_path: Pat
 @pytest.mark.parametrize("command", ["resume", "show", "eval"])
 def test_no_run_there(command: str, tmp_path: Path) -> None:
     assert call(command, tmp_path).error == f"{tmp_path} is not a run directory (it has no manifest.json)"
+    (tmp_path / "model.json").write_text("{}")
+    shown = "evaluate" if command == "eval" else "info"  # a model is evaluated on images
+    assert f"dualprompt {shown} {tmp_path}" in call(command, tmp_path).error
     absent = tmp_path / "absent"
     assert call(command, absent).error == f"{absent} does not exist; give the directory of a run"
     assert not (tmp_path / "absent").exists()

@@ -25,6 +25,7 @@ import torch
 from PIL import Image
 
 from dualprompt.config import as_layer
+from dualprompt.data.looks import Looks
 from dualprompt.errors import DualPromptError
 from dualprompt.files import refuse_links, with_home
 from dualprompt.lessons import changing, check, sharded, teaching
@@ -163,17 +164,17 @@ class ContinualLearner:
             task_name = free_name(name, data, model.tasks, model.next_id)
             config = teaching.trained_for(self._base.config, epochs)
             if over is not None:
-                progress.note("shards are read elsewhere, so no copies or blurred images are looked for: `check` does")
+                progress.note("shards are read elsewhere: no copies are looked for, which flatter, nor blurred images")
                 learned = sharded.learn(self._base, model, task_name, classes, over, progress, skip_bad)
                 self._change(learned, f"learned '{task_name}'")
                 return learned.tasks[-1]
             classes, pixels = teaching.read_classes(self._base.view, classes, skip_bad, progress)
-            for line in check.look(data, classes, pixels).summary():
-                progress.note(line)
+            looks = Looks.at(pixels)
+            progress.notes(check.look(data, classes, looks).summary())
             with tempfile.TemporaryDirectory(prefix="dualprompt-") as temporary:
                 place = Path(temporary if work is None else work)
                 refuse_links(place)
-                lesson = teaching.Lesson(task_name, classes, pixels)
+                lesson = teaching.Lesson(task_name, classes, pixels, looks)
                 learned = teach(self._base, model, config, lesson, place, progress, prompts, minutes)
             self._change(learned, f"learned '{task_name}'")
             return learned.tasks[-1]
@@ -191,7 +192,9 @@ class ContinualLearner:
             if not model.method.takes_more:
                 return (self.learn(data, again=True, progress=progress, skip_bad=skip_bad),)
             classes, pixels = teaching.read_classes(self._base.view, classes, skip_bad, progress)
-            changed, tasks = changing.more(self._base, model, classes, pixels, progress)
+            looks = Looks.at(pixels)
+            progress.notes(check.look(data, classes, looks).of_more())
+            changed, tasks = changing.more(self._base, model, classes, pixels, looks, progress)
             self._change(changed, f"added {counted(len(pixels), 'image')} of {few(classes)}")
             return tasks
 

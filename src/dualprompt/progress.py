@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -158,6 +158,11 @@ class Progress:
     def note(self, text: str) -> None:
         """Tell one line that stays."""
         self.receive(Note(text))
+
+    def notes(self, texts: Iterable[str]) -> None:
+        """Tell several."""
+        for text in texts:
+            self.note(text)
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:

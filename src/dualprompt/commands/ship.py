@@ -9,6 +9,7 @@ from pathlib import Path
 
 from dualprompt.commands.common import BACKBONE, DEVICE, Commands, Parser, emit
 from dualprompt.errors import DualPromptError
+from dualprompt.progress import counted
 
 EXPORT_EXAMPLES = """\
 The file holds everything between uint8 images (batch, side, side, 3) and the outputs logits, probabilities, task and
@@ -102,7 +103,8 @@ def do_export(options: argparse.Namespace) -> None:
     emit(
         options,
         written.to_dict() | {"comparison": found.to_dict()},
-        f"{out}: {written.bytes / 1e6:.1f} MB{smaller}, {len(learner.classes)} classes, {len(learner.tasks)} tasks, "
+        f"{out}: {written.bytes / 1e6:.1f} MB{smaller}, {counted(len(learner.classes), 'class', 'classes')}, "
+        f"{counted(len(learner.tasks), 'task')}, "
         f"written in {written.seconds:.0f} s",
         found.sentence(),
     )

@@ -22,6 +22,7 @@ class Subset:
     indices: Tensor  # (size,) int64, into images
     labels: Tensor  # (size,) int64, classes as the stream numbers them
     notes: Tensor | None = None  # (size, columns) what a method keeps with images in its buffer
+    alike: Tensor | None = None  # (size,) numbers that images share with their copies; None: nobody has looked for any
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -108,3 +109,20 @@ def union(subsets: Sequence[Subset]) -> Subset:
         return Subset(subsets[0].images, torch.cat([subset.indices for subset in subsets]), labels)
     images = Images.concat([subset.images.select(subset.indices) for subset in subsets])
     return Subset(images, torch.arange(len(images)), labels)
+
+
+def with_copies(drawn: Tensor, alike: Tensor | None, count: int) -> Tensor:
+    """Return the first `count` of all images of a class as they were drawn, or some more: each with all its copies.
+
+    Images with more copies than would leave half of the class are passed over. `alike` are the numbers that all images
+    of the subset share with their copies; None: there are none.
+    """
+    if alike is None:
+        return drawn[:count]
+    numbers, most = alike[drawn], max(count, len(drawn) // 2)
+    taken = torch.zeros(len(drawn), dtype=torch.bool)
+    for number in numbers:
+        together = taken | (numbers == number)
+        if int(taken.sum()) < count and int(together.sum()) <= most:
+            taken = together
+    return drawn[taken]

@@ -11,13 +11,14 @@ from typing import TypeVar
 
 import numpy as np
 
-from dualprompt.data.formats import EXTENSIONS, below, why_no_image
+from dualprompt.data.formats import EXTENSIONS, below, is_archive, of_system, why_no_image
 from dualprompt.data.sources import Dataset, FileSource, Split
 from dualprompt.errors import DualPromptError
 from dualprompt.files import with_home
 from dualprompt.progress import counted
 
 T = TypeVar("T")
+TRAINING, HELD_OUT = ("train", "training"), ("test", "testing", "val", "valid", "validation")  # names of splits
 ClassFiles = Mapping[str, Sequence[Path]]
 
 
@@ -30,9 +31,7 @@ def load_folder(path: Path, test_share: float) -> Dataset:
     is the same on every machine and hardly changes when images are added.
     """
     path = with_home(path)
-    if not path.is_dir():
-        found = "is not a folder" if path.exists() else "does not exist"
-        raise DualPromptError(f"{path} {found}; give a folder that holds one folder of images for each class")
+    refuse_no_folder(path)
     try:
         train, test = _splits(path, test_share)
     except OSError as error:
@@ -61,6 +60,26 @@ def _splits(path: Path, test_share: float) -> tuple[ClassFiles, ClassFiles]:
     test = {name: _test_images(images, path, test_share) for name, images in files.items()}
     train_files = {name: [image for image in files[name] if image not in test[name]] for name in files}
     return train_files, {name: [image for image in files[name] if image in test[name]] for name in files}
+
+
+def refuse_no_folder(path: Path) -> None:
+    """Refuse what is no folder; an archive is to be unpacked."""
+    if path.is_dir():
+        return
+    found = "is not a folder" if path.exists() else "does not exist"
+    unpacked = "unpack it, and " if path.exists() and is_archive(path) else ""
+    raise DualPromptError(f"{path} {found}; {unpacked}give a folder that holds one folder of images for each class")
+
+
+def refuse_splits(path: Path) -> None:
+    """Refuse a folder that holds a benchmark's splits, and no class; say which of them is to be learned."""
+    names = [folder.name for folder in _folders(path)]
+    if not names or not set(names) <= {*TRAINING, *HELD_OUT}:
+        return
+    trained = next((name for name in TRAINING if name in names), None)
+    first = f"give {path / trained}, with the classes" if trained else "give the folder below it, with the classes"
+    others = next((f"; {path / name} is for `evaluate`" for name in HELD_OUT if trained and name in names), "")
+    raise DualPromptError(f"{path} holds '{names[0]}', a split and no class; {first}{others}")
 
 
 def class_files(path: Path) -> dict[str, list[Path]]:
@@ -156,7 +175,12 @@ def too_high(paths: Iterable[PurePath]) -> dict[str, list[str]]:
 
 
 def _folders(path: Path) -> list[Path]:
-    return sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    """Return the folders that may be classes: those that are neither hidden nor the operating system's."""
+    return sorted(entry for entry in path.iterdir() if entry.is_dir() and not _aside(entry.name))
+
+
+def _aside(name: str) -> bool:
+    return name.startswith(".") or of_system(name)
 
 
 def _images_of(folder: Path) -> list[Path]:
@@ -166,6 +190,11 @@ def _images_of(folder: Path) -> list[Path]:
 def _no_classes(path: Path) -> DualPromptError:
     """Return the error about a folder without class folders: it may be the folder of one class."""
     own, parent = len(_images_of(path)), path.absolute().parent
+    if own and (lists := sorted(path.glob("*.csv"))):
+        return DualPromptError(
+            f"{path} holds {counted(own, 'image')} and {lists[0].name}, but no class folders; put the images of each "
+            "class into a folder of its own, or give Python's `learn` pairs of an image's path and its label"
+        )
     others = 0
     with contextlib.suppress(OSError):  # what lies beside it may be closed to us
         others = sum(bool(_images_of(folder)) for folder in _folders(parent)) if own else 0

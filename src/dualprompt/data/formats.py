@@ -25,14 +25,18 @@ _HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b
 _ANY_BRANDS = (b"mif1", b"msf1")  # of a container that may hold HEVC or AV1; its other brands tell
 MOST_SECONDS = 2.0  # of this thread, to open a picture; that takes milliseconds
 _HEADER = 64  # bytes; the brands of a file lie at its beginning
+_ARCHIVE = "an archive; unpack it"
 _SORTS = {
     "a video; save frames of it as images": ".mp4 .mov .avi .mkv .webm .m4v .mpg .mpeg .wmv .3gp .mts",
     "a camera's raw file; export it as JPEG": ".cr2 .cr3 .nef .arw .dng .raf .orf .rw2 .raw .pef .srw",
     "a drawing or layered file; export it as PNG": ".svg .psd .xcf .ai .eps .pdf",
-    "an archive; unpack it": ".zip .tar .gz .7z .rar .tgz",
+    _ARCHIVE: ".zip .tar .gz .7z .rar .tgz",
 }
 _SORT_OF = {ending: sort for sort, endings in _SORTS.items() for ending in endings.split()}
 _OF_SYSTEM = {"thumbs.db", "desktop.ini", "icon\r"}
+_FOLDERS_OF_SYSTEM = {  # what macOS, network drives and Windows leave; thumbnails of @eaDir are images by name
+    *("__macosx", "@eadir", "#recycle", "$recycle.bin", "system volume information", "lost+found"),
+}
 
 
 class _Source(io.RawIOBase):
@@ -113,6 +117,8 @@ def reads_heic() -> bool:
 def why_no_image(path: Path) -> str | None:
     """Return why what lies at a path is not taken for an image, by its name and kind alone; None: it is."""
     if path.is_dir():
+        if of_system(path.name):
+            return "a folder of the operating system"
         return "a hidden folder" if path.name.startswith(".") else "a link to a folder, which is not followed"
     if path.is_symlink() and not path.exists():
         return "a link that leads nowhere"
@@ -122,7 +128,7 @@ def why_no_image(path: Path) -> str | None:
 def why_not_named(path: PurePath) -> str | None:
     """Return why a file is not taken for an image, by its name alone; None: it is."""
     name, ending = path.name, path.suffix.lower()
-    if name.lower() in _OF_SYSTEM or name == ".DS_Store" or "__MACOSX" in path.parts:
+    if name.lower() in _OF_SYSTEM or name == ".DS_Store" or any(map(of_system, path.parts[:-1])):
         return "a file of the operating system"
     if name.startswith("."):
         return "a hidden file"
@@ -131,11 +137,24 @@ def why_not_named(path: PurePath) -> str | None:
     return _SORT_OF.get(ending, f"not named like an image ('{ending}')" if ending else "not named like an image")
 
 
+def is_archive(path: PurePath) -> bool:
+    """Return whether a file is named like an archive."""
+    return _SORT_OF.get(path.suffix.lower()) == _ARCHIVE
+
+
+def of_system(name: str) -> bool:
+    """Return whether folders of this name are the operating system's, or a drive's."""
+    return name.lower() in _FOLDERS_OF_SYSTEM
+
+
 def below(folder: Path) -> list[Path]:
-    """Return all files below a folder, sorted, and the folders that are not entered: hidden ones, and links."""
+    """Return all files below a folder, sorted, and the folders that are not entered: hidden ones, the system's, links.
+
+    The folder itself is entered, whatever it is called.
+    """
     found: list[Path] = []
     for place, folders, names in os.walk(folder, onerror=_raise):
-        closed = [name for name in folders if name.startswith(".") or Path(place, name).is_symlink()]
+        closed = [name for name in folders if name.startswith(".") or of_system(name) or Path(place, name).is_symlink()]
         folders[:] = [name for name in folders if name not in closed]
         found.extend(Path(place, name) for name in (*names, *closed))
     return sorted(found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from scipy.sparse import coo_array
@@ -15,6 +16,7 @@ NEAR_SHADES = 8.0  # of 255, by which their thumbnails differ at most on average
 BLURRED = 0.02  # of the folder's median sharpness, below which an image is called blurred
 FEWEST_TO_COMPARE = 8  # images, below which a median says nothing
 THUMBNAIL = 16  # pixels a side
+CHUNK = 64  # images looked at in one go: their shades are numbers of four bytes
 ROWS = 512  # compared with all others at a time, so that 50,000 images fit into memory
 
 _GREY = (np.float32(0.299), np.float32(0.587), np.float32(0.114))
@@ -54,8 +56,26 @@ class Looks:
             sharpness=np.concatenate([part.sharpness for part in parts]),
         )
 
+    @staticmethod
+    def at(pixels: np.ndarray) -> Looks:
+        """Look at any number of images, some at a time."""
+        return Looks.joined([Looks.of(pixels[start : start + CHUNK]) for start in range(0, len(pixels), CHUNK)])
+
+    def alike(self, labels: np.ndarray) -> np.ndarray | None:
+        """Return numbers, (images,), that images of one class share with their copies; None: there are no copies.
+
+        A copy under another label is no copy here: it stays what speaks against this one.
+        """
+        shared = np.arange(len(labels))
+        for rows, _ in self.copies:
+            for label in np.unique(labels[rows]):
+                mine = [row for row in rows if labels[row] == label]
+                shared[mine] = mine[0]
+        return shared if (shared != np.arange(len(labels))).any() else None
+
+    @cached_property
     def copies(self) -> list[tuple[list[int], bool]]:
-        """Return groups of images that are copies of each other, and whether all of a group are exact ones."""
+        """Groups of images that are copies of each other, and whether all of a group are exact ones."""
         first = {content: row for row, content in reversed(list(enumerate(self.contents)))}
         exact = [(first[content], row) for row, content in enumerate(self.contents) if first[content] != row]
         pairs = np.array([*exact, *self._near(sorted(first.values()))], np.int64).reshape(-1, 2)

@@ -11,10 +11,11 @@ import torch
 
 from dualprompt.data.folder import one_form, refuse_case
 from dualprompt.data.images import Images
+from dualprompt.data.looks import Looks
 from dualprompt.data.stream import Experience, Subset
 from dualprompt.errors import DualPromptError, nearest
 from dualprompt.lessons.forgetting import compact
-from dualprompt.lessons.task import held_out
+from dualprompt.lessons.task import held_out, tensor_of
 from dualprompt.methods.base import METHODS
 from dualprompt.model import outcomes
 from dualprompt.model.foundation import Foundation, Model
@@ -34,7 +35,8 @@ def refuse_unknown(model: Model, labels: Sequence[str]) -> None:
     known = model.network.classes
     if strange := [label for label in labels if label not in known]:
         raise DualPromptError(
-            f"class '{strange[0]}' is not known; {nearest(strange[0], known)}; new classes are taught with `learn`"
+            f"class '{strange[0]}' is not known; {nearest(strange[0], known)}; new classes are taught with `learn`, "
+            "in a folder of their own"
         )
 
 
@@ -82,32 +84,40 @@ def more(
     model: Model,
     classes: Mapping[str, Sequence[ImageLike]],
     pixels: np.ndarray,
+    looks: Looks,
     progress: Progress,
 ) -> tuple[Model, tuple[TaskInfo, ...]]:
     """Return a model that has added images to known classes, and the tasks that these are of; its method takes more.
 
-    `classes` name the images of each class, whose `pixels` follow each other in the same order. Some are held out, as
-    in a lesson, unless the method leaves one out after the other. An image of a class with several rows goes to the row
-    that it fits best.
+    `classes` name the images of each class, whose `pixels` follow each other in the same order; `looks` are at these.
+    Some are held out, as in a lesson, unless the method leaves one out after the other. An image of a class with
+    several rows goes to the row that it fits best.
     """
     config, names = foundation.config, tuple(classes)
     alive: tuple[HeadRow, ...] = tuple(row for row in model.rows if row is not None)
     state = compact(foundation, model.state, model.rows).state()
     before = foundation.model(model.tasks, alive, model.next_id, model.trust, state)
     labels = np.repeat(np.arange(len(names)), [len(own) for own in classes.values()])
-    held = held_out(labels, names, config.seed) & (not METHODS[foundation.options.name].judges_itself)
+    alike = looks.alike(labels)
+    held = held_out(labels, names, config.seed, alike) & (not METHODS[foundation.options.name].judges_itself)
     rows = _rows_of(foundation, before, pixels, [names[label] for label in labels])
     method = foundation.method(state)
     feed = Feed(config, foundation.view, foundation.backbones, launch(config), progress)
     method.eval()
-    method.more(task_view(_experience(len(model.tasks), alive, pixels[~held], rows[~held]), method, feed, None))
+    shared = looks.alike(rows)  # copies of one class may fit different rows best
+    task = _experience(
+        len(model.tasks), alive, pixels[~held], rows[~held], tensor_of(None if shared is None else shared[~held])
+    )
+    method.more(task_view(task, method, feed, None))
     added = foundation.model(model.tasks, alive, model.next_id, model.trust, method=method)
     return _noted(foundation, added, pixels, rows, held)
 
 
-def _experience(index: int, rows: Sequence[HeadRow], pixels: np.ndarray, labels: np.ndarray) -> Experience:
+def _experience(
+    index: int, rows: Sequence[HeadRow], pixels: np.ndarray, labels: np.ndarray, alike: torch.Tensor | None
+) -> Experience:
     """Return images of known rows of the head as what a method is shown."""
-    trained = Subset(Images.from_array(pixels), torch.arange(len(pixels)), torch.from_numpy(labels))
+    trained = Subset(Images.from_array(pixels), torch.arange(len(pixels)), torch.from_numpy(labels), alike=alike)
     none = Subset(trained.images, trained.indices[:0], trained.labels[:0])
     own = tuple(int(label) for label in np.unique(labels))
     names = tuple(rows[label][1] for label in own)

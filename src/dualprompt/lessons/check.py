@@ -11,17 +11,17 @@ import numpy as np
 
 from dualprompt.data.doubts import Doubt, doubts
 from dualprompt.data.folder import left_out, refuse_level
-from dualprompt.data.looks import Looks
+from dualprompt.data.looks import CHUNK, Looks
 from dualprompt.errors import DualPromptError, one_line
 from dualprompt.files import with_home
 from dualprompt.lessons.task import FEWEST
 from dualprompt.model.images import Data, ImageLike, gather, read_some
-from dualprompt.progress import SILENT, Progress, Work
+from dualprompt.progress import SILENT, Progress, Work, counted
 
 SIDE = 224  # pixels, at which images are looked at without a learner
 UNBALANCED = 10  # times as many images as the smallest class
-CHUNK = 64  # images in memory at a time
 NAMED = 20  # files that a summary names, of each kind
+ALIKE = 4  # images of a group of copies that it names; and of groups, it names a quarter as many
 
 
 class Seeing(Protocol):
@@ -119,9 +119,16 @@ class Findings:
         """Return what was found as lines for people; of each kind, at most so many are named."""
         return [*self._of_files(most), *self._of_classes(most), *self._of_images(most)]
 
+    def of_more(self, most: int = NAMED) -> list[str]:
+        """Return those lines that matter where the images are further ones of known classes."""
+        return [*self._left_out(most), *self._of_images(most)]
+
+    def _left_out(self, most: int) -> list[str]:
+        return _some([f"left out: {each.path} ({each.reason})" for each in self.left_out], "left out", most)
+
     def _of_files(self, most: int) -> list[str]:
         lines = [] if self.level is None else [self.level]
-        lines += _some([f"left out: {each.path} ({each.reason})" for each in self.left_out], "left out", most)
+        lines += self._left_out(most)
         return lines + _some([f"cannot be used: {each.reason}" for each in self.unreadable], "cannot be used", most)
 
     def _of_classes(self, most: int) -> list[str]:
@@ -141,7 +148,13 @@ class Findings:
         across = [each for each in self.copies if len(each.classes) > 1]
         within = [each for each in self.copies if len(each.classes) == 1]
         lines = _some([f"one picture with several labels: {_alike(each)}" for each in across], "such pictures", most)
-        lines += _some([_alike(each) for each in within], "groups of copies", most)
+        if within:
+            copied = sum(len(each.images) for each in within)
+            lines.append(
+                f"{copied} of {counted(sum(self.classes.values()), 'image')} have copies in their class: where images "
+                "are judged by all others, copies are left out together"
+            )
+        lines += _some([_alike(each) for each in within], "groups of copies", max(1, most // ALIKE))
         blurred = [f"blurred: {each.image} ({each.sharpness:.1%} of the usual sharpness)" for each in self.blurred]
         lines += _some(blurred, "blurred", most)
         doubted = [f"doubted: {each.image}, the others say '{each.instead}'" for each in self.doubted or ()]
@@ -160,7 +173,8 @@ def _names(names: Sequence[str], classes: Mapping[str, int], most: int) -> str:
 
 
 def _alike(found: Copies) -> str:
-    return f"{'the same' if found.exact else 'nearly the same'}: {' = '.join(found.images)}"
+    more = f" and {len(found.images) - ALIKE} more" if len(found.images) > ALIKE else ""
+    return f"{'the same' if found.exact else 'nearly the same'}: {' = '.join(found.images[:ALIKE])}{more}"
 
 
 def check(data: Data, learner: Seeing | None = None, progress: Progress = SILENT) -> Findings:
@@ -191,9 +205,8 @@ def check(data: Data, learner: Seeing | None = None, progress: Progress = SILENT
     return _findings(data, classes, good, Looks.joined(looks), np.concatenate(features) if features else None, faults)
 
 
-def look(data: Data, classes: Mapping[str, Sequence[ImageLike]], pixels: np.ndarray) -> Findings:
-    """Return what a look finds at images that were read already, (images, side, side, 3) uint8, class by class."""
-    looks = Looks.joined([Looks.of(pixels[at : at + CHUNK]) for at in range(0, len(pixels), CHUNK)])
+def look(data: Data, classes: Mapping[str, Sequence[ImageLike]], looks: Looks) -> Findings:
+    """Return what `looks` at images find that were read already, class by class."""
     return _findings(data, classes, _labelled(classes), looks, None, [])
 
 
@@ -216,7 +229,7 @@ def _findings(
     doubted, agreement = (None, None) if features is None else doubts(features, labels)
     found = [
         Copies(tuple(good[row].name for row in rows), tuple(dict.fromkeys(good[row].label for row in rows)), exact)
-        for rows, exact in looks.copies()
+        for rows, exact in looks.copies
     ]
     folder = with_home(data) if isinstance(data, str | Path) else None
     others = {} if folder is None else left_out(folder)

@@ -9,6 +9,7 @@ from typing import Any
 
 from dualprompt.backbones import weights
 from dualprompt.backbones.known import EMBEDDED, KNOWN
+from dualprompt.data.looks import Looks
 from dualprompt.errors import DualPromptError
 from dualprompt.lessons.prompting import learned_once
 from dualprompt.lessons.teaching import Lesson, read_classes
@@ -64,7 +65,8 @@ def _judged(classes: dict[str, Any], name: str, device: str, progress: Progress)
     defaults = METHODS["dualprompt-lda"].learner_defaults
     values = {"method": {"name": "dualprompt-lda", **defaults, "prompts": "never"}, "train": {"epochs": 1}}
     base = foundation.build(values, name, None, device, 0)
-    lesson = Lesson("compared", *read_classes(base.view, classes, False, progress))
+    read, pixels = read_classes(base.view, classes, False, progress)
+    lesson = Lesson("compared", read, pixels, Looks.at(pixels))
     model = learned_once(base, lesson, progress)
     some = lesson.pixels[:TIMED]
     answers_to(base, model, some[:1], 1)

@@ -13,6 +13,7 @@ import numpy as np
 
 from dualprompt.config import RunConfig, parse
 from dualprompt.data.folder import refuse_case
+from dualprompt.data.looks import Looks
 from dualprompt.data.stream import Stream
 from dualprompt.data.views import View
 from dualprompt.errors import DualPromptError
@@ -22,7 +23,7 @@ from dualprompt.lessons.task import fingerprint, held_out, state_digest, task_of
 from dualprompt.methods.base import METHODS, Method, MethodConfig
 from dualprompt.model.foundation import Foundation, Model
 from dualprompt.model.images import ImageLike, complaint, read_some
-from dualprompt.model.names import refuse_unprintable
+from dualprompt.model.names import few, refuse_unprintable
 from dualprompt.model.outcomes import RANKED, Outcome, measured, of_answers, of_verdicts
 from dualprompt.model.predicting import answers_to
 from dualprompt.model.results import TaskInfo
@@ -52,10 +53,11 @@ def refuse_known(model: Model, classes: Mapping[str, Any], again: bool) -> None:
     if again:
         return
     if known := [name for name in classes if name in owner]:
+        listed = [f"class '{known[0]}' is", f"classes {few(known)} are"][len(known) > 1]
+        apart = "" if len(known) == len(classes) else " in a folder of their own" if len(known) > 1 else " on its own"
         raise DualPromptError(
-            f"class '{known[0]}' is known already, from task '{owner[known[0]]}', whose images are gone: its "
-            "prompts cannot be trained on. Learn it as a further expert for the same label with again=True "
-            "(--again), or forget it first"
+            f"{listed} known already, from task '{owner[known[0]]}', whose images are gone; add further images with "
+            f"`more`{apart}, or learn them as a further expert for the same label with again=True (--again)"
         )
 
 
@@ -113,6 +115,12 @@ class Lesson:
     name: str
     classes: Mapping[str, Sequence[ImageLike]]
     pixels: np.ndarray
+    looks: Looks | None = None  # at these images; None: nobody looks for copies
+
+    @property
+    def alike(self) -> np.ndarray | None:
+        """Numbers that images share with their copies; None: no copies are known."""
+        return None if self.looks is None else self.looks.alike(self.labels)
 
     @property
     def labels(self) -> np.ndarray:
@@ -131,8 +139,9 @@ def train(
     known = tuple(row for row in model.rows if row is not None)
     state = compact(foundation, model.state, model.rows).state() if model.tasks else {}
     names, labels, alone = tuple(lesson.classes), lesson.labels, METHODS[foundation.options.name].judges_itself
-    held = held_out(labels, names, config.seed) & (not alone)
-    task = task_of(len(model.tasks), lesson.name, names, len(known), lesson.pixels, labels, held)
+    alike = lesson.alike
+    held = held_out(labels, names, config.seed, alike) & (not alone)
+    task = task_of(len(model.tasks), lesson.name, names, len(known), lesson.pixels, labels, held, alike)
     method = _taught(foundation, config, Stream((task,), fingerprint(task), ()), state, work, progress)
     return concluded(foundation, model, lesson, method, held)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from dualprompt.data.stream import Subset
+from dualprompt.data.experience import Subset, with_copies
 from dualprompt.methods.buffer import part
 from dualprompt.seeds import derive
 
 
 def hold_out(subset: Subset, share: float, seed: int, task: int) -> tuple[Subset, Subset | None]:
-    """Return a task's images without a share of each class, at least one of two or more, and that share."""
+    """Return a task's images without a share of each class, at least one of two, and that share, copies with it."""
     if not share:
         return subset, None
     generator = torch.Generator().manual_seed(derive(seed, "hold out", task))
@@ -18,7 +18,8 @@ def hold_out(subset: Subset, share: float, seed: int, task: int) -> tuple[Subset
     for label in subset.labels.unique():
         mine = (subset.labels == label).nonzero()[:, 0]
         count = min(max(1, int(len(mine) * share)), len(mine) - 1)
-        apart[mine[torch.randperm(len(mine), generator=generator)[:count]]] = True
+        drawn = mine[torch.randperm(len(mine), generator=generator)]
+        apart[with_copies(drawn, subset.alike, count)] = True
     return part(subset, ~apart), part(subset, apart)
 
 

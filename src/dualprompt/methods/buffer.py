@@ -159,9 +159,9 @@ class Buffer:
 
 
 def part(subset: Subset, chosen: Tensor) -> Subset:
-    """Return the images of a subset that are chosen, by a mask or by rows, with their notes."""
-    notes = None if subset.notes is None else subset.notes[chosen]
-    return Subset(subset.images, subset.indices[chosen], subset.labels[chosen], notes)
+    """Return the images of a subset that are chosen, by a mask or by rows, with what is known of them."""
+    notes, alike = (None if each is None else each[chosen] for each in (subset.notes, subset.alike))
+    return Subset(subset.images, subset.indices[chosen], subset.labels[chosen], notes, alike)
 
 
 def reserve_size(size: int, classes: int) -> int:

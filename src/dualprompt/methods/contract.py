@@ -37,6 +37,7 @@ class TaskView:
     # Images of this task, in the test view, that no phase of it trains on: see Method.hold_out.
     held_out: Callable[[], Iterator[Batch]] = lambda: iter(())
     apart: Tensor | None = None  # (images,) bool, which training images those are; None: none
+    alike: Tensor | None = None  # (images,) numbers that training images share with their copies; None: none are known
     # The images that it is judged on, of all tasks so far: for nobody but who says that it peeks.
     judged: Callable[[], Iterator[Batch]] = lambda: iter(())
 

@@ -38,6 +38,7 @@ from dualprompt.methods.leave_one_out import (
     SHARPNESSES,
     Evidence,
     Whitening,
+    copies_of,
     cosines,
     distances,
     linear,
@@ -202,9 +203,9 @@ class DualPromptLDA(Prompted[DualPromptLDAConfig]):
         self.discriminant.include_features(frozen, task)
         new = len(task.new_labels)
         self.freedom += len(frozen) - new
-        self._solve(precise(frozen), task)
+        judged = self._solve(precise(frozen), task)
         if new:
-            trained = own is not None and self._prompts_win(precise(own), task)
+            trained = own is not None and self._prompts_win(precise(own), task, judged)
             self._keep_own(precise(own) if own is not None and trained else None, task)
         self.training_prompt = nn.Parameter(self.training_prompt.new_empty(0), requires_grad=False)
         self.training_head.end_task()
@@ -239,19 +240,23 @@ class DualPromptLDA(Prompted[DualPromptLDAConfig]):
                 own.append(self.read(batch, tokens, prompts))
         return torch.cat(frozen), torch.cat(own) if own else None
 
-    def _solve(self, features: Tensor, task: TaskView) -> None:
-        """Leave each image out, choose by the outcome, and solve for the head of all classes."""
+    def _solve(self, features: Tensor, task: TaskView) -> Tensor:
+        """Leave each image out, choose by the outcome, and solve for the head of all classes.
+
+        Return which images could be left out, (images,) bool.
+        """
         statistics = self.discriminant
         assert statistics.counts is not None
         means, counts = (precise(torch.cat(list(each))) for each in (statistics.means, statistics.counts))
         scatter = unpacked(precise(statistics.scatter), statistics.dim)
         labels = task.targets.to(means.device)
-        judged = counts[labels] > 1  # else there is nothing left of its class
+        judged = counts[labels] > copies_of(features, task.alike)[1]  # else there is nothing left of its class
         shown = features[judged], labels[judged], means, counts
+        alike = None if task.alike is None else task.alike[judged]
         best: tuple[Whitening, Tensor] | None = None
         for number, each in enumerate(CHOICES):  # one after another: the distances of all would be gigabytes
             made = whiten(each, scatter, int(self.freedom), means, self.backbone.dim)
-            found = distances(*shown, made)
+            found = distances(*shown, made, alike)
             if len(means) > 1:
                 self.evidence.add(number, found, labels[judged])
             if best is None or self.evidence.choice(number + 1) == number:
@@ -261,25 +266,29 @@ class DualPromptLDA(Prompted[DualPromptLDAConfig]):
         choice = self.evidence.choice()
         sharpness = self.evidence.sharpness(choice)
         logits = -sharpness * found / 2
-        alike = cosines(shown[0][:, : self.near], labels[judged], means[:, : self.near], counts)
-        self.verdicts = Verdicts(labels[judged], logits, alike, left_one_out=True)
+        near = cosines(shown[0][:, : self.near], labels[judged], means[:, : self.near], counts, alike)
+        self.verdicts = Verdicts(labels[judged], logits, near, left_one_out=True)
         sizes = [len(block) for block in statistics.means]
         solved = [rows.to(statistics.scatter) for rows in linear(means, made, sharpness)]
         self.head.restore(*(rows.split(sizes) for rows in solved), train_old=False)
         self.head.requires_grad_(False)
+        return judged
 
-    def _prompts_win(self, own: Tensor, task: TaskView) -> bool:
-        """Return whether to keep the prompts: whether they win on images held out by more than chance."""
+    def _prompts_win(self, own: Tensor, task: TaskView, judged: Tensor) -> bool:
+        """Return whether to keep the prompts: whether they win on images held out by more than chance.
+
+        `own` are the features of all images under them; `judged` says which images were left out without them.
+        """
         frozen, apart = self.verdicts, task.apart
         if frozen is None or apart is None:
             return False
         labels = task.targets.to(own.device)
-        held = apart.to(own.device) & (torch.bincount(labels)[labels] > 1)
+        held = apart.to(own.device) & judged
         scores = self._distances_to_others(own, ~apart.to(own.device), held, task)
         places = task.places.to(own.device)[held]
         sharp = SHARPNESSES[int(log_losses(scores, places).argmin())]
-        judged = held[torch.bincount(labels)[labels] > 1]  # of the images that were left out
-        without = frozen.logits[judged]
+        among = held[judged]  # of the images that were left out
+        without = frozen.logits[among]
         mine = torch.zeros_like(without, dtype=torch.bool)
         mine[:, list(task.labels)] = True
         inner = torch.zeros_like(without)
@@ -290,7 +299,7 @@ class DualPromptLDA(Prompted[DualPromptLDAConfig]):
         kept = self.config.prompts == "always" or won - lost > (won + lost) ** 0.5
         self.trial = Trial(int(held.sum()), int(before.sum()), int(after.sum()), kept)
         if kept:
-            self.verdicts = Verdicts(labels[held], refined, frozen.cosines[judged], left_one_out=False)
+            self.verdicts = Verdicts(labels[held], refined, frozen.cosines[among], left_one_out=False)
             self._own_sharpness = sharp
         return kept
 

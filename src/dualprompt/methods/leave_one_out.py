@@ -2,6 +2,9 @@
 
 With a mean a class and one covariance, leaving an image out moves its own class's mean and takes one outer product from
 the scatter. So the classifiers of all images come from one inverse, and no image needs to be set aside.
+
+Copies of an image (a burst of photographs, frames of a video) would answer for it. They are left out with it, as if
+each of them were their mean: that is one outer product too.
 """
 
 from __future__ import annotations
@@ -86,33 +89,57 @@ def _shrinkage(scatter: Tensor, count: int) -> float:
     return float(((square + trace**2) / spread.clamp_min(1e-30)).clamp(max=1))
 
 
-def distances(features: Tensor, labels: Tensor, means: Tensor, counts: Tensor, whitening: Whitening) -> Tensor:
+def copies_of(features: Tensor, alike: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the mean of each image and its copies, (images, dim), and how many they are, (images,).
+
+    `alike` are numbers that images share with their copies; None: there are none.
+    """
+    if alike is None:
+        return features, torch.ones_like(features[:, 0])
+    numbers, place, sizes = alike.unique(return_inverse=True, return_counts=True)
+    sums = features.new_zeros(len(numbers), features.shape[1]).index_add(0, place, features)
+    sizes = sizes.to(features)
+    return (sums / sizes[:, None])[place], sizes[place]
+
+
+def distances(
+    features: Tensor, labels: Tensor, means: Tensor, counts: Tensor, whitening: Whitening, alike: Tensor | None = None
+) -> Tensor:
     """Return squared distances to all class means, (images, classes), each image left out of means and covariance.
 
     Args:
-        features: (images, dim); every image's class must have another sample.
+        features: (images, dim); every image's class must have another sample, which is no copy of it.
         labels: (images,) the class of each among the means.
         means: (classes, dim), made with these images.
         counts: (classes,) samples behind each mean.
         whitening: of the covariance that was made with these images.
+        alike: (images,) numbers that images of a class share with their copies, which are left out together.
     """
     points, centres = features @ whitening.root, means @ whitening.root
-    off = points - centres[labels]  # from the class's mean
+    middles, sizes = copies_of(points, alike)
+    off = middles - centres[labels]  # of the image and its copies, from the class's mean
     length = off.square().sum(dim=1)
-    without = counts[labels] / (counts[labels] - 1)  # so many times as far from the mean of the others
-    gone = whitening.share * without
+    without = counts[labels] / (counts[labels] - sizes)  # so many times as far from the mean of the others
+    gone = whitening.share * sizes * without
     gain = gone / (1 - gone * length).clamp_min(1e-3)  # Sherman and Morrison
     found = torch.cdist(points, centres).square()
     along = (points * off).sum(dim=1, keepdim=True) - off @ centres.T
     found = found + gain[:, None] * along.square()
     own = without.square() * length * (1 + gain * length)
+    rest = points - middles  # nothing, but for copies
+    beside = (rest * off).sum(dim=1)
+    own = own + rest.square().sum(dim=1) + 2 * without * beside * (1 + gain * length) + gain * beside.square()
     return found.scatter(1, labels[:, None], own[:, None])
 
 
-def cosines(features: Tensor, labels: Tensor, means: Tensor, counts: Tensor) -> Tensor:
-    """Return the cosine of each image with all class means, (images, classes), itself left out of its own."""
+def cosines(features: Tensor, labels: Tensor, means: Tensor, counts: Tensor, alike: Tensor | None = None) -> Tensor:
+    """Return the cosine of each image with all class means, (images, classes), it and its copies left out of its own.
+
+    `labels`, `means`, `counts` and `alike` are those of `distances`.
+    """
     found = F.normalize(features, dim=1) @ F.normalize(means, dim=1).T
-    others = counts[labels, None] * means[labels] - features
+    middles, sizes = copies_of(features, alike)
+    others = counts[labels, None] * means[labels] - sizes[:, None] * middles
     return found.scatter(1, labels[:, None], F.cosine_similarity(features, others, dim=1)[:, None])
 
 

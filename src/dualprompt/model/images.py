@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from dualprompt.data.cache import BROKEN, MOST_BYTES, WORKERS, as_rgb
-from dualprompt.data.folder import class_files, images_in, one_name, refuse_level
+from dualprompt.data.folder import class_files, images_in, one_name, refuse_level, refuse_no_folder, refuse_splits
 from dualprompt.data.formats import EXTENSIONS, open_image
 from dualprompt.data.sources import Dataset, FileSource
 from dualprompt.data.tags import turned
@@ -80,8 +80,12 @@ def _opened(image: ImageLike) -> Image.Image:
     if isinstance(image, np.ndarray):
         return Image.fromarray(_checked(image))
     read = getattr(image, "read", None)
-    path = with_home(image) if isinstance(image, str | Path) else None
-    encoded = read_bytes(path, MOST_BYTES) if path else read() if read else image
+    if isinstance(image, str | Path):
+        if str(image).startswith(("http:", "https:")) and not Path(image).exists():
+            raise DualPromptError(f"{image} is an address, not a file; download the image first")
+        encoded = read_bytes(with_home(image), MOST_BYTES)
+    else:
+        encoded = read() if read else image
     if not isinstance(encoded, bytes | bytearray | memoryview):
         raise DualPromptError(
             f"an image must be a path, bytes, an open file, a PIL image or a uint8 array, found {type(image).__name__}"
@@ -164,15 +168,9 @@ def gather(data: Data, nested: bool = True) -> dict[str, list[ImageLike]]:
     """
     if isinstance(data, str | Path):
         path = with_home(data)
-        if not path.is_dir():
-            found = "is not a folder" if path.exists() else "does not exist"
-            raise DualPromptError(f"{path} {found}; give a folder that holds one folder of images for each class")
+        refuse_no_folder(path)
         try:
-            folders = sorted(entry.name for entry in path.iterdir() if entry.is_dir() and entry.name[0] != ".")
-            if folders and set(folders) <= {"train", "test", "val", "valid", "validation"}:
-                raise DualPromptError(
-                    f"{path} holds '{folders[0]}', a split and no class; give the folder below it, with the classes"
-                )
+            refuse_splits(path)
             found = class_files(path)
             if not nested:
                 refuse_level(path)

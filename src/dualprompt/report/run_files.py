@@ -15,7 +15,7 @@ from dualprompt.metrics import mean_and_deviation
 from dualprompt.pictures.drawing import save
 from dualprompt.pictures.kinds import Picture
 from dualprompt.report import figures, tables
-from dualprompt.run.folder import Run
+from dualprompt.run.folder import Run, no_run
 from dualprompt.training.group import BASELINE, is_run, members_of
 
 COMMON = ("benchmark", "backbone", "tasks")  # of all methods of a group
@@ -36,7 +36,7 @@ def refuse_other_folders(folder: Path) -> None:
     if not folder.exists():
         raise DualPromptError(f"{folder} does not exist; give the directory of a run")
     if not is_run(folder):
-        raise DualPromptError(f"{folder} is not a run directory (it has no manifest.json)")
+        raise no_run(folder)
 
 
 def publish_run(run: Run) -> list[Path]:

@@ -105,7 +105,7 @@ class Run:
         """Return the run in `folder`, or say that there is none."""
         run = cls(folder)
         if not run.manifest_path.is_file():
-            raise DualPromptError(f"{folder} is not a run directory (it has no manifest.json)")
+            raise no_run(folder)
         return run
 
     def manifest(self) -> dict[str, Any]:
@@ -308,3 +308,11 @@ class Run:
         if found > length:
             with disk_errors(self.metrics_path):
                 os.truncate(self.metrics_path, length)
+
+
+def no_run(folder: Path) -> DualPromptError:
+    """Return the error about a folder that holds no run; that of a model is shown by another command."""
+    shown = (
+        f"; it holds a model: dualprompt info {shlex.quote(str(folder))}" if (folder / "model.json").exists() else ""
+    )
+    return DualPromptError(f"{folder} is not a run directory (it has no manifest.json){shown}")

@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from dualprompt.data.stream import Experience, Subset, union
+from dualprompt.data.experience import Experience, Subset, union
 from dualprompt.methods.base import Batch, Method, Phase, TaskView
 from dualprompt.progress import Work
 from dualprompt.seeds import derive
@@ -46,6 +46,7 @@ def task_view(
         reserved=partial(batches_of, method, feed, reserved),
         held_out=partial(batches_of, method, feed, held_out),
         apart=None if held_out is None else torch.isin(task.train.indices, held_out.indices),
+        alike=None if task.train.alike is None else task.train.alike.to(feed.fabric.device),
         judged=partial(batches_of, method, feed, shown),
     )
 
