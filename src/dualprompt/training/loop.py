@@ -383,8 +383,7 @@ class Loop:
             self.rehearsal.offer_step(task, loader.subset, loader.rows(0, step), step, again=True)
         with fitting(self.run.checkpoints.progress_path):
             self.rehearsal.restore_notes(None if resumed is None else resumed.notes)
-        held = self.rehearsal.held()
-        if held is not None:
+        if (held := self.rehearsal.held()) is not None:
             loader.replay_from(held)
 
     def _save_or_stop(self, task: Experience, optimisers: dict[str, Optimizer], epoch_ends: bool) -> None:
