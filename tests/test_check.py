@@ -26,18 +26,7 @@ from dualprompt.lessons.check import check
 from dualprompt.model.images import pixels_of
 from sandbox import Outcome, World, call, contents, forked
 
-FLAGS = (
-    "--method",
-    "dualprompt",
-    "--device",
-    "cpu",
-    "--epochs",
-    1,
-    "--method.g_layers",
-    "[1]",
-    "--method.e_layers",
-    "[2,3]",
-)
+FLAGS = ("--method=dualprompt", "--device=cpu", "--epochs=1", "--method.g_layers=[1]", "--method.e_layers=[2,3]")
 
 
 def picture(seed: int, side: int = 48) -> Image.Image:
@@ -194,6 +183,18 @@ def test_copies_within_and_across_classes(world: World, tmp_path: Path) -> None:
     assert f"one picture with several labels: the same: {folder}/cat/1.png = {folder}/dog/strange.png" in told
     learned = learn(world, folder)
     assert f"the same: {folder}/cat/0.png = {folder}/cat/same.png" in learned.err
+
+
+def test_a_few_copies_are_named_and_the_rest_counted(world: World, tmp_path: Path) -> None:
+    folder = fill(tmp_path / "photos", **{f"class {n}": 1 for n in range(7)})
+    for each in sorted(folder.glob("*/0.png")):
+        for n in range(1, 7):
+            shutil.copy(each, each.with_name(f"{n}.png"))
+    learned, checked = learn(world, folder).err, call("check", folder).out
+    for told, groups in ((learned, 5), (checked, 7)):
+        found = [line for line in told.splitlines() if line.startswith("the same: ")]
+        assert [(line.count(".png"), line.endswith(" and 3 more")) for line in found] == [(4, True)] * groups
+    assert "… and 2 more groups of copies" in learned
 
 
 def test_flat_pictures_of_other_colours_are_no_copies() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 import zipfile
 from functools import cache
 from pathlib import Path
@@ -63,6 +64,15 @@ def test_links_lead_somewhere(path: Path) -> None:
             assert place in anchors(target), link
 
 
+def test_the_layers_of_the_architecture_page_are_those_that_are_checked() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    layers = project["tool"]["importlinter"]["contracts"][0]["layers"]
+    checked = [[name.strip().removeprefix("dualprompt.") for name in layer.split("|")] for layer in layers]
+    section = (DOCS / "architecture.md").read_text(encoding="utf-8").split("\n## ")[1]
+    cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    assert [re.findall(r"`([^`]+)`", cell) for cell in cells] == checked
+
+
 @pytest.mark.parametrize("name", DRAWINGS)
 def test_drawings_are_what_their_script_makes(name: str) -> None:
     assert (DOCS / "images" / f"drawing-{name}.svg").read_text(encoding="utf-8") == DRAWINGS[name]().svg()
@@ -87,3 +97,10 @@ def test_the_lines_of_the_readme_and_the_quick_start_work(
     assert names["answer"].label == "apple-scab"
     exec(fitting, names)
     assert names["run"].accuracy_matrix.shape == (5, 5)
+
+
+def test_the_lines_of_the_page_on_backbones_work() -> None:
+    (block,) = python_blocks(DOCS / "backbones.md")
+    names: dict[str, Any] = {}
+    exec(block, names)
+    assert names["features"].shape == (2, names["backbone"].dim)

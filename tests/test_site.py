@@ -91,6 +91,16 @@ def test_a_command_stands_there_once_and_an_alias_not_at_all() -> None:
     assert [name for name, _ in commands.leaves(parser)] == ["first", "second part"]
 
 
+def test_what_stands_below_the_options_is_prose_and_code() -> None:
+    epilog = "With --top-k it ends\nin `a --b` *.\n\n  <!-- x -->\n\n  code\n    more\n\nexamples:\n  dualprompt x\n"
+    assert list(commands.paragraphs(epilog)) == [
+        "With `--top-k` it ends\nin `a --b` \\*.",
+        "```text\n<!-- x -->\n\ncode\n  more\n```",
+        "Examples:",
+        "```text\ndualprompt x\n```",
+    ]
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_and_holds_what_it_gives(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     METHODS.names()

@@ -36,8 +36,8 @@ GROUPS = {
     "look at results": ("show", "evaluate", "compare", "report", "publish"),
     "teach a model with your own images": ("check", "learn", "more", "predict", "watch", "info", "calibrate"),
     "change a model": ("rename", "merge", "forget", "versions", "rollback"),
-    "hand a model on": ("serve", "export", "push", "pull"),
-    "around them": ("list", "data", "bench", "completion"),
+    "serve and share a model": ("serve", "export", "push", "pull"),
+    "other": ("list", "data", "bench", "completion"),
 }
 EXAMPLES = """\
 examples:
@@ -48,7 +48,7 @@ examples:
   dualprompt table main --benchmark mini --seeds 3         every method, beside the paper's numbers
   dualprompt study ablation mini                           one of the paper's studies, with its figures
 
-  dualprompt learn my-model photos/january                 teach it a folder of class folders; again in February
+  dualprompt learn my-model photos/january                 teach it a folder of class folders
   dualprompt predict my-model picture.jpg more-pictures/
   dualprompt evaluate my-model photos/test
   dualprompt forget my-model january

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
 COMPLETION = """\
-Then the Tab key completes commands, options, dotted options and their values, and names of presets, methods and
-backbones. It holds for new shells, and for later versions of dualprompt too.
+With it the Tab key completes commands, options, dotted options and their values, and names of presets, methods and
+backbones. It works in new shells, and with later versions of dualprompt too.
 
 examples:
   dualprompt completion bash >> ~/.bashrc
@@ -79,7 +79,7 @@ Word = tuple[str, str]  # and what it means
 
 def add(commands: Commands) -> None:
     """Add this subcommand."""
-    about = "print what completes this command in a shell"
+    about = "print a completion script for a shell"
     command = commands.add("completion", lambda options: do_completion(options, commands), about, COMPLETION)
     command.add_argument("shell", choices=tuple(SCRIPTS), help="which shell")
     command.add_argument(

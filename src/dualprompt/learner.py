@@ -144,17 +144,18 @@ class ContinualLearner:
     ) -> TaskInfo:
         """Learn a new task: a folder of class folders, a mapping from classes to images, or a dataset.
 
-        One pass over the images gives a model in closed form, and each image is judged by all others: that gives the
-        accuracy and the threshold. `prompts` are trained as well where they win on held-out images within so many
-        `minutes` (`auto`: 2), `always`, or `never`. Methods that train throughout hold out a fifth of each class's
-        images instead, at most 10 and none where there are fewer than 5. A class that is known already is refused, or
-        with `again` learned once more, as a further expert for the same label. Images that cannot be read are refused,
-        or with `skip_bad` left out and noted in `progress`, as is all else that a look at the images finds
-        (`lessons.check`). A folder whose folders hold nothing but folders is refused, unless they are the classes
-        (`nested`). If anything goes wrong, the model stays as it is.
-        `over` maps a function over shards of the images, as `map` does here and `sweeps.cluster.shards_on` on many
-        machines, which must see the files; then no prompts are trained. With `work`, a folder, learning that was
-        interrupted goes on from its last checkpoint when it is asked for again; the folder is yours to remove then.
+        One pass over the images gives a model in closed form. Each image is classified by a model of all the others,
+        which gives the accuracy and the threshold. Methods that train throughout hold out a fifth of a class's images
+        instead: at most 10, and none of fewer than 5. If it fails, the model stays as it is.
+
+        Args:
+            data: the images and their classes.
+            name, epochs: what the task is called (the folder's name); passes where something is trained (the model's).
+            progress: receives how far it is, and what the check of the images found (`lessons.check`).
+            again, skip_bad, nested: accept what is refused else: known classes, unreadable images, folders in folders.
+            work: a folder for checkpoints, from which interrupted learning continues; it is yours to remove then.
+            prompts, minutes: train prompts where they win on held-out images (`auto`, at most 2 minutes), or as named.
+            over: maps a function over shards of the images, as `map` or `sweeps.cluster.shards_on`; no prompts then.
         """
         with self._changing:
             model = self._model
@@ -170,7 +171,7 @@ class ContinualLearner:
                 return learned.tasks[-1]
             classes, pixels = teaching.read_classes(self._base.view, classes, skip_bad, progress)
             looks = Looks.at(pixels)
-            progress.notes(check.look(data, classes, looks).summary())
+            progress.note_all(check.look(data, classes, looks).summary())
             with tempfile.TemporaryDirectory(prefix="dualprompt-") as temporary:
                 place = Path(temporary if work is None else work)
                 refuse_links(place)
@@ -193,13 +194,13 @@ class ContinualLearner:
                 return (self.learn(data, again=True, progress=progress, skip_bad=skip_bad),)
             classes, pixels = teaching.read_classes(self._base.view, classes, skip_bad, progress)
             looks = Looks.at(pixels)
-            progress.notes(check.look(data, classes, looks).of_more())
+            progress.note_all(check.look(data, classes, looks).of_more())
             changed, tasks = changing.more(self._base, model, classes, pixels, looks, progress)
             self._change(changed, f"added {counted(len(pixels), 'image')} of {few(classes)}")
             return tasks
 
     def rename(self, old: str, new: str) -> None:
-        """Call a class otherwise; a name that another class has is refused."""
+        """Rename a class; a name that another class has is refused."""
         with self._changing:
             self._change(changing.rename(self._base, self._model, old, new), f"renamed '{old}' to '{new}'")
 
@@ -296,14 +297,14 @@ class ContinualLearner:
     def forget(self, what: str | int, kind: Kind | None = None) -> TaskInfo | str:
         """Forget a task, by name or id, or a class; return what was forgotten. `kind` says which of both is meant.
 
-        Its classes can never be predicted again. The logits of all others stay as they are, bit for bit, for every
-        image that was not matched to a task that is gone; dualprompt-rp matches by classes, so there it holds for
-        every image whose match stays the same, up to rounding. Of a task, the E-Prompt, key, means, covariance and head
-        rows are removed; of a class, its means and rows. What tasks share was shaped by the forgotten one too, and
-        stays as it is: the G-Prompt, a covariance or sums of all classes, how well each classifier did on images left
-        out, later E-Prompts that began where this one ended, and the other rows. Forgetting the last class removes that
-        as well. Methods
-        that share all their prompts (`shares_prompts`), as coda-prompt and l2p, have only rows to remove.
+        Its classes can never be predicted again. Of a task, the E-Prompt, key, means, covariance and head rows are
+        removed; of a class, its means and rows. Methods that share all their prompts (`shares_prompts`), as coda-prompt
+        and l2p, have only rows to remove.
+
+        Logits of other classes stay bit for bit as they are for every image that was not matched to a task that is gone
+        (dualprompt-rp matches by classes: up to rounding, where the match stays the same). What tasks share stays: the
+        G-Prompt, sums over all classes, how well each classifier did on images left out, later E-Prompts that began
+        where this one ended, and the other rows. Forgetting the last class removes that as well.
         """
         with self._changing:
             model, gone = forget(self._base, self._model, what, kind)

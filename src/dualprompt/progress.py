@@ -159,7 +159,7 @@ class Progress:
         """Tell one line that stays."""
         self.receive(Note(text))
 
-    def notes(self, texts: Iterable[str]) -> None:
+    def note_all(self, texts: Iterable[str]) -> None:
         """Tell several."""
         for text in texts:
             self.note(text)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterator
+from itertools import groupby
+from textwrap import dedent
 
 from dualprompt.cli import build_parser
 
 WIDE = 10_000  # help is not wrapped
+OPTION = re.compile(r"(?<!\w)--[a-z][\w.-]*\w")
 UNNAMED = ("positional arguments", "options")  # argparse's own groups, which need no heading
 
 
@@ -44,9 +48,26 @@ def section(name: str, parser: argparse.ArgumentParser) -> str:
                 *(row(parser, action) for action in actions),
                 "",
             ]
-    if parser.epilog:
-        parts += ["```text", parser.epilog.strip("\n"), "```", ""]
+    for told in paragraphs(parser.epilog or ""):
+        parts += [told, ""]
     return "\n".join(parts)
+
+
+def paragraphs(epilog: str) -> Iterator[str]:
+    """Yield what stands below the options: prose as prose, so that it fits any screen, and indented lines as code."""
+    for code, lines in groupby(epilog.strip("\n").splitlines(), key=lambda line: line.startswith("  ") or not line):
+        text = "\n".join(lines).strip("\n")
+        if code and text:
+            yield f"```text\n{dedent(text)}\n```"
+        elif text:
+            yield in_markdown(text)
+
+
+def in_markdown(text: str) -> str:
+    """Return words of a terminal as Markdown: options as code, and nothing else taken for markup."""
+    parts = text.replace("examples:", "Examples:").split("`")
+    parts[::2] = [OPTION.sub(r"`\g<0>`", re.sub(r"([\\*_<>#|\[\]])", r"\\\1", part)) for part in parts[::2]]
+    return "`".join(parts)
 
 
 def visible(action: argparse.Action) -> bool:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from dualprompt.model.versions import Version
 
 MORE = """\
-Where the classifier is solved for from sums (dualprompt-lda, the default; lda, klda, fecam, ridge, ranpac,
-dualprompt-rp), the images are added to these. Other methods learn them as a further task for the same classes.
+If the classifier is solved from sums (dualprompt-lda, the default; lda, klda, fecam, ridge, ranpac, dualprompt-rp), the
+images are added to these sums. Other methods learn them as a further task for the same classes.
 
 examples:
   dualprompt more my-model photos/more-of-january
@@ -35,21 +35,21 @@ examples:
 """
 
 MERGE = """\
-Nothing is learned. What the classes were taught stays, and their probabilities add up; all others answer as before.
-The name may be that of one of them, or of another class, which is then merged as well.
+Nothing is learned. The probabilities of the merged classes are added; all other classes answer as before. NAME may be
+one of the classes, or another known class, which is then merged as well.
 
 examples:
   dualprompt merge my-model kitten cat --into cat
 """
 
 FORGET = """\
-The prompts, key, statistics and classifier rows of a task go; of a class, its statistics and its rows. All other
-classes answer as before. Where all tasks share their prompts (coda-prompt, l2p) or have none, only rows go. What was
-summed over the images of all classes stays: one covariance of features (dualprompt-lda, the default; lda, klda), the
-sums of ridge and ranpac, and how well each classifier did on images left out.
+Of a task, its prompts, key, statistics and classifier rows are removed; of a class, its statistics and rows. All other
+classes answer as before. Where all tasks share their prompts (coda-prompt, l2p) or have none, only rows are removed.
+Sums over the images of all classes stay: one covariance of features (dualprompt-lda, the default; lda, klda), the sums
+of ridge and ranpac, and how well each classifier did on images left out.
 
 Earlier versions of the model still hold what is forgotten, so that `dualprompt rollback` can undo it. With --purge they
-are removed as well, and it is gone for good; also where it was forgotten before without --purge.
+are removed as well, and it is gone for good. --purge also works for what was forgotten earlier without it.
 
 examples:
   dualprompt forget my-model january
@@ -66,8 +66,8 @@ examples:
 """
 
 ROLLBACK = """\
-An earlier version becomes the model again, as a further version: so this can be undone too. Without a number it is the
-one before the current one.
+An earlier version becomes the model again, as a new version, so this can be undone too. Without a number it is the
+version before the current one.
 
 examples:
   dualprompt rollback my-model
@@ -103,11 +103,11 @@ def add(commands: Commands) -> None:
     more.add_argument("folder", type=Path, help="holds one folder of images for each class")
     more.add_argument("--skip-bad", action="store_true", help="leave out images that cannot be read, and say which")
 
-    rename = with_model("rename", do_rename, "call a class otherwise", RENAME)
+    rename = with_model("rename", do_rename, "rename a class", RENAME)
     rename.add_argument("old", help="the class")
     rename.add_argument("new", help="its new name")
 
-    merge = with_model("merge", do_merge, "make several classes one", MERGE)
+    merge = with_model("merge", do_merge, "merge several classes into one", MERGE)
     merge.add_argument("classes", nargs="+", help="the classes")
     merge.add_argument("--into", required=True, metavar="NAME", help="what they are called from now on")
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 CHECK = """\
 It names files that are no images, and images that cannot be read; copies and near copies, within a class and across
 classes; blurred images; classes with few images; and a folder that is one level too high. Nothing is changed.
-With --doubts each image is also classified by all others, from the features of a frozen backbone, and those that they
-take for another class are named: one pass over the images, about as long as learning takes at least.
+With --doubts each image is also classified by a model of all the others, from the features of a frozen backbone; those
+that look like another class are named. This takes about as long as learning.
 
 examples:
   dualprompt check photos/january
@@ -32,10 +32,12 @@ SHOWN = 50  # files that are named, of each kind; --json names all
 
 def add(commands: Commands) -> None:
     """Add this subcommand."""
-    check = commands.add("check", do_check, "look at a folder before it is learned: what is left out, and why", CHECK)
+    check = commands.add(
+        "check", do_check, "check a folder before it is learned: bad files, copies, blur, doubtful labels", CHECK
+    )
     check.add_argument("folder", type=Path, help="holds one folder of images for each class")
-    check.add_argument("--doubts", action="store_true", help="also name images whose label the others doubt")
-    check.add_argument("--backbone", default="embedded", help="whose features doubt them (default: %(default)s)")
+    check.add_argument("--doubts", action="store_true", help="also name images that may have the wrong label")
+    check.add_argument("--backbone", default="embedded", help="whose features --doubts uses (default: %(default)s)")
     check.add_argument("--device", default="auto", help=DEVICE)
 
 

@@ -24,5 +24,5 @@ def do_compare(options: argparse.Namespace) -> None:
         made = (each.backbone, f"{each.parameters:,}", f"{each.side}", f"{each.images_per_second:.1f}")
         cells = (*made, accuracy, f"{each.held}", interval)
         table.add_row(*map(Text, cells))
-    message = "each image was judged by all others; nothing was learned: give --backbone to a new model"
+    message = "each image was classified by a model of all others; nothing was learned: give --backbone to a new model"
     emit(options, {"backbones": [each.to_dict() for each in found]}, table, message)

@@ -12,9 +12,9 @@ from dualprompt.commands.models import changed, open_learner
 from dualprompt.errors import DualPromptError
 
 EVALUATE = """\
-A run is evaluated on its own test images, after each of its tasks, perhaps with another selection of prompts. Its
-result stays as it is; what is found is written beside it, to eval-SELECTION.json. A model is evaluated on a folder that
-holds one folder of images for each class.
+A run is evaluated on its own test images, after each of its tasks, if you like with another selection of prompts. Its
+result stays as it is; the new numbers are written beside it, to eval-SELECTION.json. A model is evaluated on a folder
+that holds one folder of images for each class.
 
 examples:
   dualprompt evaluate runs/cifar

@@ -27,7 +27,7 @@ examples:
 """
 
 BENCH = """\
-The twin is the same training step, written straight down without this package.
+The plain implementation ("twin") is the same training step, without this package's optimisations.
 
 examples:
   dualprompt bench --quick
@@ -55,7 +55,7 @@ def add(commands: Commands) -> None:
         "folder", nargs="?", type=Path, help="of runs: where they lie (default: $DUALPROMPT_RUNS or runs)"
     )
 
-    about = "measure speed against a straight-line twin and the machine's arithmetic"
+    about = "measure speed, beside a plain implementation and the machine's limit"
     bench = commands.add("bench", do_bench, about, BENCH)
     bench.add_argument("--backbone", default="embedded", help="as for run")
     bench.add_argument("--input-size", type=int, help="pixels a side (default: the checkpoint's)")
@@ -66,7 +66,7 @@ def add(commands: Commands) -> None:
     bench.add_argument("--end-to-end", metavar="PRESET", help="also time a whole run of a benchmark, twice")
     bench.add_argument("--quick", action="store_true", help="shorter rounds: less exact, under a minute on 2 cores")
 
-    data = commands.add("data", do_data, "get or look at a dataset, or at a stream", DATA, overrides=True)
+    data = commands.add("data", do_data, "download a dataset, or look at a dataset or stream", DATA, overrides=True)
     data.add_argument("action", choices=("get", "show"), help="download it, or look at it")
     data.add_argument(
         "datasets",

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from dualprompt.learner import ContinualLearner, TaskInfo
 
 LEARN = """\
-One pass over the images gives a model in closed form; each image is judged by a model made of all others, which gives
-the accuracy and the threshold for "none of these". Prompts are trained too where they win on held-out images and the
-time allows. Nothing of the images is kept. Images that cannot be read are refused, or left out with --skip-bad.
-Interrupted learning goes on when the same command is given again; until it is complete, the old model stays.
+One pass over the images gives a model in closed form. Each image is classified by a model of all the others, which
+gives the accuracy and the threshold for "none of these". Prompts are trained too if they win on held-out images and the
+time allows. No image is kept. Images that cannot be read are refused, or left out with --skip-bad. To continue
+interrupted learning, give the same command again; until it is complete, the old model stays.
 
 examples:
   dualprompt learn my-model photos/january
@@ -47,7 +47,8 @@ COMPARE = "learn nothing: size, speed and accuracy of backbones on this folder (
 PROMPTS = "train prompts where they win on held-out images (auto, the default), always, or never"
 
 CALIBRATE = """\
-Each lesson sets the threshold by images that were left out, so that 99 % of them get a class; what is set here stays.
+Each lesson sets the threshold from images left out of the model, so that 99 % of them get a class. A threshold that you
+set here stays.
 
 examples:
   dualprompt calibrate my-model
@@ -71,11 +72,11 @@ def add(commands: Commands) -> None:
         sub.add_argument("--device", default="auto", help=DEVICE)
         return sub
 
-    about = "teach a model new classes from a folder; make it if there is none"
+    about = "teach a model new classes from a folder; makes a new model if there is none"
     learn = with_model("learn", do_learn, about, LEARN, overrides=True)
     learn.add_argument("folder", type=Path, help="holds one folder of images for each class")
     learn.add_argument("--name", help="what the task is called (default: the folder's name; of `train`, its parent's)")
-    learn.add_argument("--again", action="store_true", help="learn known classes once more, as further experts")
+    learn.add_argument("--again", action="store_true", help="learn known classes once more, as a further task")
     learn.add_argument("--compare-backbones", nargs="?", const="", metavar="A,B", help=COMPARE)
     images = learn.add_argument_group("its images")
     images.add_argument("--skip-bad", action="store_true", help="leave out images that cannot be read, and say which")
@@ -83,15 +84,15 @@ def add(commands: Commands) -> None:
     add_shards(images)
     prompts = learn.add_argument_group("prompts")
     prompts.add_argument("--prompts", choices=("auto", "always", "never"), default="auto", help=PROMPTS)
-    prompts.add_argument("--minutes", type=float, help="that training prompts may take (default: 2 for auto)")
+    prompts.add_argument("--minutes", type=float, help="time limit for training prompts (default: 2 for auto)")
     prompts.add_argument("--epochs", type=int, help="passes over the images (default: the model's)")
     new = learn.add_argument_group("of a new model")
     new.add_argument("--backbone", help=BACKBONE)
     new.add_argument("--method", help="see `dualprompt list methods` (default: dualprompt-lda)")
     new.add_argument("--input-size", type=int, help="pixels a side (default: the checkpoint's)")
-    new.add_argument("--seed", type=int, help="of all that is drawn (default: 0)")
+    new.add_argument("--seed", type=int, help="random seed (default: 0)")
 
-    calibrate = with_model("calibrate", do_calibrate, "let a model answer 'none of these' to strange images", CALIBRATE)
+    calibrate = with_model("calibrate", do_calibrate, "set when a model answers 'none of these'", CALIBRATE)
     calibrate.add_argument("--unknown", type=Path, help="folder of images that show none of its classes")
     calibrate.add_argument(
         "--accept", type=float, default=0.95, help="share of known images that still get a class (default: %(default)s)"
@@ -181,8 +182,9 @@ def accuracy_words(task: TaskInfo) -> str:
     """Return a task's accuracy with its count and interval."""
     assert task.interval is not None
     low, high = task.interval
-    how = "each judged by all others" if task.left_one_out else "held out"
-    return f"{task.correct} of {task.held} images {how} are right: {task.accuracy:.1f} % ({low:.0f} to {high:.0f})"
+    how = "each classified by a model of all the others" if task.left_one_out else "held out of learning"
+    count = f"{task.correct} of {task.held} images right, {how}"
+    return f"accuracy {task.accuracy:.1f} % (95 % interval {low:.0f} to {high:.0f}): {count}"
 
 
 def threshold_words(learner: ContinualLearner) -> str:
@@ -196,7 +198,7 @@ def threshold_words(learner: ContinualLearner) -> str:
     if does := info["threshold_does"]:
         words += f": {does['accepted']:.1f} % of {does['known']} images of known classes get a class"
         if does["rejected"] is not None:
-            words += f", {does['rejected']:.1f} % get none if their own class is not known"
+            words += f", {does['rejected']:.1f} % would get none if their own class were not known"
     return words if info["threshold_by"] == "lessons" else f"{words} (set by hand)"
 
 

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from dualprompt.model.images import ImageLike
 
 PREDICT = """\
-Images that cannot be read do not keep the others from being answered: they are named on stderr, and the command then
-ends with exit code 2. With --explain, one image is drawn with what the model looks at: attention rollout over all
-layers of a Vision Transformer, prompts left out. It shows where it looked, not why it is this class. With --csv, what a
-spreadsheet would work out (=, +, -, @) has an apostrophe before it, and a path ./ instead; --json has them as they are.
+Images that cannot be read are named on stderr, the others are answered, and the command ends with exit code 2. With
+--explain it draws one image with a heat map of where the model looks: attention rollout over all layers of a Vision
+Transformer, prompts left out. It does not show why the model chose the class. In --csv, a name that a spreadsheet would
+take for a formula (=, +, -, @) gets an apostrophe before it, and a path gets ./; --json has them as they are.
 
 examples:
   dualprompt predict my-model picture.jpg
@@ -33,7 +33,7 @@ STDIN = "-"
 
 def add(commands: Commands) -> None:
     """Add this subcommand."""
-    predict = commands.add("predict", do_predict, "say what images show", PREDICT)
+    predict = commands.add("predict", do_predict, "classify images", PREDICT)
     predict.add_argument("model", type=Path, help="the model's folder")
     predict.add_argument("--device", default="auto", help=DEVICE)
     predict.add_argument("images", nargs="+", help="files, or folders of them; - is one image from stdin")

@@ -24,9 +24,9 @@ examples:
 """
 
 SERVE_EXAMPLES = """\
-The server answers on this machine only. Teaching and forgetting need the token that it prints; the page takes it from
-its address. To let other machines in, bind another address and set a token, which every request must then show.
-Uploaded images are deleted when they are learned or refused.
+The server answers this machine only. Teaching and forgetting need the token that it prints; the page takes it from its
+address. To let other machines in, bind another address and set a token, which every request must then carry. Uploaded
+images are deleted once they are learned or refused.
 
 examples:
   dualprompt serve my-model
@@ -40,9 +40,9 @@ examples:
 
 def add(commands: Commands) -> None:
     """Add these subcommands."""
-    about = "write a model to one file for ONNX Runtime or PyTorch"
+    about = "export a model to one file for ONNX Runtime or PyTorch"
     add_export(commands.add("export", do_export, about, EXPORT_EXAMPLES))
-    about = "answer, learn and forget over HTTP, with a page to do it on"
+    about = "serve a model: a web page and an HTTP API"
     add_serve(commands.add("serve", do_serve, about, SERVE_EXAMPLES))
 
 

@@ -70,7 +70,8 @@ examples:
 """
 
 COMPARE_EXAMPLES = """\
-What differs in the config, and the second's numbers less the first's. A group counts by the mean over its seeds.
+It shows where the configs differ, and the second's numbers minus the first's. A group counts by the mean over its
+seeds.
 
 examples:
   dualprompt compare runs/cifar runs/cifar-l2p
@@ -95,7 +96,7 @@ examples:
 def add(commands: Commands) -> None:
     """Add these subcommands."""
     add_sweep(commands)
-    about = "carry out one of the paper's studies, reusing finished runs"
+    about = "run one of the paper's studies, reusing finished runs"
     add_study(commands.add("study", do_study, about, STUDY_EXAMPLES, overrides=True))
     add_pages(commands)
 

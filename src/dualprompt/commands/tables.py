@@ -51,7 +51,7 @@ def add(commands: Commands) -> None:
     table = commands.add(
         "table",
         do_table,
-        "run or reuse every run of one of the paper's tables, or of another paper's, and print it",
+        "run and print one of the paper's tables, or another paper's, reusing finished runs",
         TABLE_EXAMPLES,
         overrides=True,
     )

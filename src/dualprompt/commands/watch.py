@@ -19,10 +19,10 @@ ANSWERS = Path("answers.csv")
 WATCH = """\
 Each picture is labelled once, when it has not changed for 2 seconds. Rows are added to a CSV file, answers.csv in the
 current folder unless --to names another. With --sort, copies go into folders named like the labels, beside a
-labels.csv. Originals are never moved or changed. What was labelled is kept beside the CSV file (.NAME.watch), so the
-watch goes on where it was stopped or killed. Pictures that cannot be read get one row, with the reason. An answer is
-unsure where it is none of these, or below 50 %; the share of them is kept for each day. What a spreadsheet would work
-out (=, +, -, @) has an apostrophe before it, and a path ./ instead.
+labels.csv. Originals are never moved or changed. The state is kept beside the CSV file (.NAME.watch), so that the watch
+continues after a stop or a kill. Pictures that cannot be read get one row, with the reason. An answer is unsure if it
+is none of these, or below 50 %; their share is kept for each day. A name that a spreadsheet would take for a formula
+(=, +, -, @) gets an apostrophe before it, and a path gets ./.
 
 examples:
   dualprompt watch my-model inbox
@@ -34,7 +34,7 @@ examples:
 
 def add(commands: Commands) -> None:
     """Add this subcommand."""
-    watch = commands.add("watch", do_watch, "label the pictures that come into a folder, now and later", WATCH)
+    watch = commands.add("watch", do_watch, "label pictures as they arrive in a folder", WATCH)
     watch.add_argument("model", type=Path, help="the model's folder")
     watch.add_argument("folder", type=Path, help="that pictures come into")
     place = watch.add_mutually_exclusive_group()

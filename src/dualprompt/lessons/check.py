@@ -116,7 +116,7 @@ class Findings:
         return {**asdict(self), "classes": dict(self.classes), **derived}
 
     def summary(self, most: int = NAMED) -> list[str]:
-        """Return what was found as lines for people; of each kind, at most so many are named."""
+        """Return what was found as lines for people; of each kind, at most `most` are named."""
         return [*self._of_files(most), *self._of_classes(most), *self._of_images(most)]
 
     def of_more(self, most: int = NAMED) -> list[str]:

@@ -5,7 +5,7 @@ import dualprompt
 run = dualprompt.fit("mini", method="dualprompt", train={"epochs": 2})
 run.accuracy_matrix                     # NumPy, one row after each task
 run.prompts().e                         # the E-Prompts of all tasks, one tensor
-run.logits(pixels, task=0)              # what the model said of images after the first task
+run.logits(pixels, task=0)              # the model's logits for images after the first task
 dualprompt.load_run("runs/cifar").frame()
 """
 

@@ -67,22 +67,22 @@ class FinishedRun:
 
     @property
     def folder(self) -> Path:
-        """Where it lies."""
+        """The folder of the run."""
         return self.run.folder
 
     @cached_property
     def config(self) -> RunConfig:
-        """What was run, resolved."""
+        """The resolved config of the run."""
         return self.run.config()
 
     @cached_property
     def result(self) -> dict[str, Any]:
-        """Everything that `result.json` says."""
+        """The content of `result.json`."""
         return self.run.result()
 
     @property
     def method(self) -> str:
-        """What tables call it."""
+        """The method's name, as in tables."""
         return label(self.result)
 
     @property
@@ -116,7 +116,7 @@ class FinishedRun:
 
     @cached_property
     def predictions(self) -> Predictions:
-        """What it answered for every test image after each task: `answer[-1]` is after the last."""
+        """Its answers to every test image after each task: `answer[-1]` is after the last."""
         return predictions.read(self.run.predictions_path)
 
     def frame(self) -> DataFrame:
@@ -227,7 +227,7 @@ class FinishedGroup:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """What tables call the methods."""
+        """The names of the methods, as in tables."""
         return tuple(dict.fromkeys(run.method for run in self.runs))
 
     @property
@@ -297,7 +297,7 @@ class FinishedStudy:
 
     @property
     def finding(self) -> str:
-        """What it found, in words."""
+        """Its conclusion, in words."""
         return self.record.finding
 
     def frames(self) -> dict[str, DataFrame]:

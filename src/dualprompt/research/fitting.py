@@ -40,7 +40,7 @@ def fit(
     progress: Progress | bool = True,
     **options: Any,
 ) -> FinishedRun | FinishedGroup:
-    """Train a method on a benchmark, and return what that leaves; for one seed the run, for several the group.
+    """Train a method on a benchmark; return the finished run, or with several seeds the group of runs.
 
     Args:
         benchmark: a preset's name or file; a pair (train, test) or a mapping with these keys, each a torch Dataset, one
@@ -48,11 +48,11 @@ def fit(
             task each.
         method: a method's name, or a mapping with `name` and options.
         backbone: a name as for `dualprompt run`.
-        tasks: how one dataset is cut: a number, numbers of classes, or names of classes.
-        seeds: how many, from 0 on or from `seed=…` on.
-        recipe: of the preset.
+        tasks: how one dataset is cut: into how many tasks, or the numbers or names of classes in each.
+        seeds: how many seeds to run, counted from 0 or from `seed=…`.
+        recipe: one of the preset's recipes.
         out: a new folder for the runs; by default one below `runs/` with the time in its name.
-        progress: whether bars and notes are shown, or what receives them.
+        progress: whether to show bars and notes, or an object that receives them.
         options: sections of the config, as `train={"epochs": 2}`, or values, as `device="cpu"`.
     """
     if seeds < 1:
