@@ -137,6 +137,17 @@ def test_replay_draws_whole_batches_from_the_buffer_with_their_notes() -> None:
     assert all(batch.replay == () for batch in batches(Loader(feed(), TASK, 0, Phase(), buffer=BUFFER)))
 
 
+def test_a_batch_from_a_live_buffer_stays_what_it_was_drawn_as() -> None:
+    """A recorded step holds the buffer of the moment when it was recorded, so its images must come with the spec."""
+    phase, other = Phase(replay=2), pictures([7, 8])
+    plain = batches(Loader(feed(augment="random_resized_crop"), TASK, 0, phase, buffer=BUFFER))
+    loader = Loader(feed(augment="random_resized_crop"), TASK, 0, phase, buffer=BUFFER, live=True)
+    for local, wanted in zip(loader.epoch(0), plain, strict=True):
+        loader.replay_from(other)
+        assert same(loader.batch(local.spec), wanted)
+        loader.replay_from(BUFFER)
+
+
 def test_two_views_are_two_draws_of_the_same_images() -> None:
     phase = Phase(views=2, augment="random_resized_crop", replay=1)
     found = batches(Loader(feed(), TASK, 0, phase, buffer=BUFFER))

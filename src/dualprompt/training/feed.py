@@ -169,14 +169,16 @@ class Feed:
         out[spec.rows] = self.backbone(self.batch(images, spec).images)
 
     def shown(self, images: Images, spec: ImageSpec) -> ImageSpec:
-        """Replace what describes views by the views themselves, where a GPU cannot reach the pixels.
+        """Replace what describes views by the views themselves, where pixels were gathered or a GPU cannot reach them.
 
         Elsewhere a view is made when a method asks for it, which one that knows the features does not.
         """
-        if self.fabric.device.type != "cuda" or self.resident(images) is not None or spec.look is None:
+        if spec.look is None:
             return spec
         pixels = spec.look.pixels
         if pixels is None:
+            if self.fabric.device.type != "cuda" or self.resident(images) is not None:
+                return spec
             pixels = images.gather(spec.look.index).pixels.pin_memory()
         look = replace(spec.look, pixels=pixels).to(self.fabric.device)
         assert look.pixels is not None

@@ -67,7 +67,7 @@ class Loader:
         self._place = (task,) if number == 0 else (task, "phase", number)
         serves = self.view.training_is_fixed or feed.config.train.query_view == "fixed"
         known = frozen and serves and phase.views == 1
-        for images in (subset.images, *(() if self.buffer is None else (self.buffer.images,))):
+        for images in (subset.images, *(() if self.buffer is None or live else (self.buffer.images,))):
             feed.resident(images)  # now, not in the thread that draws ahead
         self._known = feed.features(subset) if known else None
         self._known_of_buffer = feed.features(self.buffer) if known and self.buffer is not None and not live else None
@@ -90,7 +90,7 @@ class Loader:
 
     def _drawn(self, order: Tensor, places: Sequence[tuple[int, int]]) -> Iterator[LocalBatch]:
         """Yield the batches at some places, each an epoch and a step."""
-        if self.feed.fabric.device.type != "cuda" or self.live:
+        if self.feed.fabric.device.type != "cuda" or self.live:  # what a live buffer holds is known after the step
             yield from (self._finish(self._draw(order, *place)) for place in places)
             return
         with ThreadPoolExecutor(1) as ahead:
@@ -113,7 +113,7 @@ class Loader:
     def batch(self, spec: BatchSpec) -> Batch:
         """Return the batch of a spec, which is on the device, with those from the buffer."""
         batch = self.feed.batch(self.subset.images, spec.main)
-        if self.buffer is not None:
+        if self.buffer is not None:  # a live one changes, but then its images came with the spec
             batch.replay = tuple(self.feed.batch(self.buffer.images, replay) for replay in spec.replays)
         return batch
 
@@ -173,9 +173,10 @@ class Loader:
         crops = tuple(fixed if drawn is None else Crop.of(drawn, part) for drawn in draws)
         mine = rows[part]
         look = Look(subset.indices[mine], shapes[part], crops)
-        if self.feed.fabric.device.type == "cuda" and self.feed.resident(subset.images) is None:
-            gathered = subset.images.gather(look.index).pixels.pin_memory()  # costly, so it is done ahead
-            look = replace(look, pixels=gathered)
+        on_gpu, live = self.feed.fabric.device.type == "cuda", self.live and subset is self.buffer
+        if live or (on_gpu and self.feed.resident(subset.images) is None):  # costly, so it is done ahead
+            gathered = subset.images.gather(look.index).pixels
+            look = replace(look, pixels=gathered.pin_memory() if on_gpu else gathered)
         noted = None if subset.notes is None else subset.notes[mine]
         return ImageSpec(subset.labels[mine], look, rows=mine, noted=noted)
 

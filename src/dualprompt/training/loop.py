@@ -361,12 +361,12 @@ class Loop:
     ) -> tuple[PhaseWork, CarryOut]:
         """Return what a phase works with, its optimisers as a resumed run left them, and what carries out `_step`.
 
-        See `work.prepared` for the others. A step with a live buffer cannot be recorded.
+        See `work.prepared` for the others.
         """
         work = prepared(self.method, view, loader, epochs, before)
         self.standing.restore_optimisers(work.optimisers, resumed)
-        size, record = self.config.train.batch_size, self.method.capturable and not loader.live
-        return work, carried_out(partial(self._counted_step, work), self.fabric, size, record)
+        size, step = self.config.train.batch_size, partial(self._counted_step, work)
+        return work, carried_out(step, self.fabric, size, self.method.capturable)
 
     def _counted_step(self, work: PhaseWork, spec: BatchSpec) -> None:
         """Train on one batch, and note what each of its images took; what is replayed from a record takes the same."""
