@@ -122,8 +122,8 @@ class Bench:
         meter = Meter(os.getpid())
         flops = self._matmul_rate()
         rates = [rate for side in sides for rate in side.rates(flops)]
-        others = meter.usage().others_share
-        first = sides[0]
+        others, first = meter.usage().others_share, sides[0]
+        profile, kernels = first.profile() if self.device.type == "cuda" else (None, None)
         return {
             "backbone": self.info.name,
             "input_size": self.plain.config.image_size,
@@ -143,7 +143,8 @@ class Bench:
             "growth": first.growth(),
             "matmul_tflops": flops / 1e12,
             "peak_memory_gib": memory,
-            "profile": first.profile() if self.device.type == "cuda" else None,
+            "profile": profile,
+            "attention_kernels": kernels,
             "end_to_end": whole,
         }
 
@@ -335,8 +336,8 @@ class _Sides:
         self.bench.wait()
         return torch.cuda.max_memory_allocated() / 2**30
 
-    def profile(self) -> dict[str, float]:
-        """Return where the milliseconds of a training step go, kind by kind; gaps are when the GPU waits."""
+    def profile(self) -> tuple[dict[str, float], list[str]]:
+        """Return where a step's milliseconds go (gaps: the GPU waits), and the names of attention's kernels."""
         from torch.profiler import ProfilerActivity, profile
 
         step, steps = self.trainer(self.bench.method(10), True), 10
@@ -345,11 +346,12 @@ class _Sides:
             for _ in range(steps):
                 step()
             self.bench.wait()
-        spent = dict.fromkeys(KINDS, 0.0)
+        spent, attending = dict.fromkeys(KINDS, 0.0), list[str]()
         for kernel in found.key_averages():
             kind = next(kind for kind, marks in KINDS.items() if any(mark in kernel.key for mark in marks))
+            attending += [kernel.key] if kind == "attention" else []
             spent[kind] += kernel.self_device_time_total / steps / 1e3
-        return {**spent, "gaps": max(0.0, 1e3 * taken - sum(spent.values())), "step": 1e3 * taken}
+        return {**spent, "gaps": max(0.0, 1e3 * taken - sum(spent.values())), "step": 1e3 * taken}, sorted(attending)
 
 
 def _bytes(method: DualPrompt) -> int:
