@@ -132,13 +132,15 @@ def test_what_is_advised_for_one_class_can_be_done(
 
 
 def test_projected_heads_learn_one_class_after_another(world: World) -> None:
-    options = TINY | {"projection": 60}
-    learner = ContinualLearner(str(world.weights), "dualprompt-rp", options=options, device="cpu")
-    for name in ("ash", "birch", "elm"):
-        learner.learn({name: trees(world, name, split="train")})
+    options, right = TINY | {"projection": 60}, []
     images = trees(world, "ash", "birch", "elm")
-    right = [answer.label == path.parent.name for answer, path in zip(learner.predict(images), images, strict=True)]
-    assert sum(right) > 0.8 * len(images)  # a third by chance
+    for seed in range(3):  # of 13 images, one is 8 %
+        learner = ContinualLearner(str(world.weights), "dualprompt-rp", options=options, device="cpu", seed=seed)
+        for name in ("ash", "birch", "elm"):
+            learner.learn({name: trees(world, name, split="train")})
+        answers = learner.predict(images)
+        right += [answer.label == path.parent.name for answer, path in zip(answers, images, strict=True)]
+    assert sum(right) > 0.75 * len(right)  # a third by chance
 
 
 def test_more_of_a_known_class(world: World, folders: dict[str, Path]) -> None:

@@ -106,9 +106,9 @@ KEPT: dict[str, Callable[[int], int]] = {  # numbers kept besides what is traine
     "dualprompt-lda": lambda _: LDA,
     "dualprompt-lda, no prompts": lambda _: LDA,
     "dualprompt-lda, prompts": lambda _: LDA + TASKS * 2 * 2 * 3 * DIM + CLASSES * 2 * DIM,
-    # Two projections and sums, and the first task's E-Prompt.
-    "dualprompt-rp": lambda _: 2 * (2 * DIM * 40 + packed(40) + 40 * CLASSES) + 2 * 2 * 3 * DIM,
-    "dualprompt-rp, class token": lambda _: 2 * (DIM * 40 + packed(40) + 40 * CLASSES) + 2 * 2 * 3 * DIM,
+    # Two projections, sums and counts (each class's, and of all), and the first task's E-Prompt.
+    "dualprompt-rp": lambda _: 2 * (2 * DIM * 40 + packed(40) + 40 * CLASSES + CLASSES + 1) + 2 * 2 * 3 * DIM,
+    "dualprompt-rp, class token": lambda _: 2 * (DIM * 40 + packed(40) + 40 * CLASSES + CLASSES + 1) + 2 * 2 * 3 * DIM,
     "dualprompt, Gaussians": lambda _: CLASSES * DIM + TASKS * DIM**2,
     "dualprompt, several keys": lambda _: TASKS * 5 * DIM,
     "dualprompt, Gaussian matching": lambda _: CLASSES * DIM + DIM * (DIM + 1) // 2 + 1,

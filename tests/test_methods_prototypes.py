@@ -232,6 +232,14 @@ def test_sums_tell_about_what_samples_left_out_would_be_answered() -> None:
     assert fit.error == pytest.approx(float(((answers - targets) ** 2).sum(axis=1).mean()), rel=0.05)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_what_rounded_sums_cannot_tell_is_no_error_below_zero(seed: int) -> None:
+    features = 1 + 0.01 * torch.randn(6, 60, generator=seeded(seed))  # one class, far fewer samples than features
+    gram, sums = features.T @ features, features.sum(dim=0)[:, None]  # in float32, as a method keeps them
+    fit = fit_by_sums(gram.double(), sums.double(), 6, 6, torch.finfo(torch.float32).eps)
+    assert 0 < fit.error < 0.1
+
+
 @pytest.mark.parametrize("spread", [2.0, 3.0, 6.0, 100.0])
 def test_outputs_that_a_strong_ridge_shrank_are_sharpened_no_further_than_noise_allows(spread: float) -> None:
     """Held to samples that were never seen: sharpened they tell more of the labels than as they come out."""

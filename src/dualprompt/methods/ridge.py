@@ -83,7 +83,7 @@ class SumsFit:
         return factor if factor > 0 else most  # nothing was learned that would tell
 
 
-def fit_by_sums(gram: Tensor, sums: Tensor, samples: int, count: int) -> SumsFit:
+def fit_by_sums(gram: Tensor, sums: Tensor, samples: int, count: int, rounding: float = 0.0) -> SumsFit:
     """Choose the λ of least generalised cross-validation error (Golub et al., 1979), which sums alone can tell.
 
     The error is n ‖HW − Y‖² / (n − tr H(G + λI)⁻¹Hᵀ)², about what is lost when each sample is left out in turn. No
@@ -94,13 +94,14 @@ def fit_by_sums(gram: Tensor, sums: Tensor, samples: int, count: int) -> SumsFit
         sums: HᵀY, (dim, outputs), of one-hot labels.
         samples: those that have a label, ‖Y‖²; the others were forgotten.
         count: n, of all samples.
+        rounding: of the sums as they are kept; squared residuals below this share of ‖Y‖² are nothing but that.
     """
     mean = float(gram.diagonal().mean())
     found: dict[int, SumsFit] = {}
 
     def error(step: int) -> float:
         if step not in found:
-            found[step] = _fit(gram, sums, samples, count, mean * 10 ** (step / 2))
+            found[step] = _fit(gram, sums, samples, count, mean * 10 ** (step / 2), rounding)
         return found[step].error
 
     best = -2
@@ -111,7 +112,7 @@ def fit_by_sums(gram: Tensor, sums: Tensor, samples: int, count: int) -> SumsFit
     return found[best]
 
 
-def _fit(gram: Tensor, sums: Tensor, samples: int, count: int, strength: float) -> SumsFit:
+def _fit(gram: Tensor, sums: Tensor, samples: int, count: int, strength: float, rounding: float) -> SumsFit:
     outputs, impossible = sums.shape[1], SumsFit(strength, float("inf"), 0.0, 0.0, sums.shape[1])
     root = _root(gram, strength)
     if root is None:
@@ -121,6 +122,7 @@ def _fit(gram: Tensor, sums: Tensor, samples: int, count: int, strength: float) 
         return impossible
     weight = torch.cholesky_solve(sums, root)
     residual = samples - float((weight * sums).sum()) - strength * float(weight.square().sum())
+    residual = max(residual, samples * rounding)
     true = float((weight * sums).sum()) / max(samples, 1)
     others = float((sums.sum(dim=1) @ weight).sum()) - true * samples
     kept = free / max(count, 1)  # of a sample's residual is left of what it would be without the sample
@@ -236,7 +238,7 @@ class Ridge(nn.Module):
         gram = unpacked(precise(self.gram), self.dim)
         sums = torch.cat([precise(part) for part in self.sums], dim=1)
         samples = int(sum(part.sum() for part in self.counts))
-        return fit_by_sums(gram, sums, samples, int(self.get_buffer("count")))
+        return fit_by_sums(gram, sums, samples, int(self.get_buffer("count")), torch.finfo(self.gram.dtype).eps)
 
     def _chosen(self, features: Tensor, labels: Tensor, classes: int, generator: torch.Generator) -> float:
         order = torch.randperm(len(features), generator=generator).to(features.device)
