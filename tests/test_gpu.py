@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from lightning_fabric import Fabric
-from torch import Tensor
+from torch import Tensor, nn
 
 from dualprompt.config import RunConfig, compose
 from dualprompt.data.images import Images
@@ -33,7 +33,7 @@ from dualprompt.training.loop import train
 from dualprompt.training.optimise import make_optimiser, set_rates
 from dualprompt.training.setup import prepare
 from dualprompt.training.steps import carried_out
-from helpers import SIDE, noise_pictures, ragged, seeded, subset_of, task_view, tiny_vit
+from helpers import SIDE, noise_pictures, ragged, seeded, subset_of, task_view, tiny_resnet, tiny_vit
 from sandbox import World
 
 SMALL: dict[str, dict[str, Any]] = {
@@ -285,3 +285,27 @@ def test_answers_do_not_depend_on_the_batch_size(name: str, fabric: Fabric) -> N
         assert found[0] == scores
         assert found[1].equal(labels)
         torch.testing.assert_close(found[2], sure, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["upper-bound", "rpsnet", "dualnet"])
+def test_a_gpu_convolves_channels_last_and_finds_the_same(name: str, fabric: Fabric) -> None:
+    method = METHODS[name](method_config({"name": name}), tiny_resnet(pool=name == "dualnet"))
+    method.begin_task(task_view(0, 3))
+    images, labels = torch.randn(8, 3, SIDE, SIDE, generator=seeded(0)), torch.zeros(8, dtype=torch.long)
+    method.eval()
+    with torch.no_grad():
+        expected = method.predict(Batch(lambda: images, labels)).logits
+    method.to(fabric.device)
+    last = list[bool]()
+
+    def look(module: nn.Module, images: tuple[Tensor]) -> None:
+        last.append(images[0].is_contiguous(memory_format=torch.channels_last))
+
+    for module in method.modules():
+        if isinstance(module, nn.Conv2d):
+            module.register_forward_pre_hook(look)
+    with torch.no_grad():
+        found = method.predict(Batch(lambda: images.to(fabric.device), labels.to(fabric.device))).logits
+    assert len(last) > 8
+    assert all(last) == (fabric.device.type == "cuda")
+    torch.testing.assert_close(found.cpu(), expected, rtol=1e-3, atol=1e-3)

@@ -109,6 +109,11 @@ class Backbone(nn.Module, ABC):
         return functional_call(self, shaped, (images.to(dtype),))
 
 
+def laid_out(x: Tensor) -> Tensor:
+    """Return images as their device convolves them fastest: on a GPU, channels last."""
+    return x.contiguous(memory_format=torch.channels_last) if x.is_cuda and x.ndim == 4 else x
+
+
 class ConvolutionalBackbone(Backbone):
     """A network of convolutions (`nn.Conv2d`, no bias) and BatchNorms (with `running_mean`), in stages."""
 

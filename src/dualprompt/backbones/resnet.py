@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dualprompt.backbones.base import ConvolutionalBackbone, compiled
+from dualprompt.backbones.base import ConvolutionalBackbone, compiled, laid_out
 from dualprompt.backbones.passes import passed
 
 
@@ -153,7 +153,7 @@ class ResNet(ConvolutionalBackbone):
         return found
 
     def _maps(self, images: Tensor) -> list[Tensor]:
-        x = self.bn1(self.conv1(images)).relu()
+        x = self.bn1(self.conv1(laid_out(images))).relu()
         if self.config.pool:
             x = F.max_pool2d(x, 3, stride=2, padding=1)
         found = []

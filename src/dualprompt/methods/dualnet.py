@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from dualprompt.backbones.base import BackboneSource, ConvolutionalBackbone
+from dualprompt.backbones.base import BackboneSource, ConvolutionalBackbone, laid_out
 from dualprompt.data.distort import SSL_DRAWS, ssl_view
 from dualprompt.methods.base import (
     METHODS,
@@ -173,7 +173,7 @@ class DualNet(FrozenHead[DualNetConfig]):
 
     def features(self, batch: Batch) -> Tensor:
         """Return the mean over pixels of the fast learner's last map, (batch, dim)."""
-        found, lower = batch.images, self.compute_dtype != torch.float32
+        found, lower = laid_out(batch.images), self.compute_dtype != torch.float32
         gates = self._maps(found)
         with torch.autocast(found.device.type, self.compute_dtype, enabled=lower, cache_enabled=False):
             for block, gate in zip(self.fast, gates, strict=True):

@@ -11,7 +11,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from dualprompt.backbones.base import Backbone
+from dualprompt.backbones.base import Backbone, laid_out
 
 LAYERS = 9
 WIDTHS = (1, 1, 1, 2, 2, 4, 4, 8, 8)  # of what leaves each layer, in multiples of the first one's
@@ -113,7 +113,7 @@ class PathNetwork(Backbone):
 
     def features(self, images: Tensor) -> Tensor:
         """Return the mean over pixels of what leaves the last layer, (batch, dim)."""
-        x = images
+        x = laid_out(images)
         for layer in range(LAYERS):
             parts = self.at(layer)
             out = reduce(add, (parts[module](x) for module in sorted(parts, key=int)))  # in one order, to the last bit
