@@ -198,9 +198,25 @@ def test_a_known_task_is_a_plain_network_with_its_masks() -> None:
         torch.testing.assert_close(found.logits[:, own], expected)
         others = torch.ones(found.logits.shape[1], dtype=torch.bool)
         others[own] = False
-        assert found.logits[:, others].eq(-torch.inf).all()
+        assert found.logits.softmax(dim=1)[:, others].eq(0).all()
         assert found.selected is not None
         assert torch.equal(found.selected, known)
+
+
+def test_within_every_task_logits_are_ordered_as_if_it_were_known() -> None:
+    """So accuracy with a known task is that of the task's own network, whichever task was found."""
+    method, images = learned(tasks=3), random_images(9)
+    found = method.predict(batch_of(images))
+    assert found.selected is not None
+    assert found.logits.isfinite().all()
+    assert torch.equal(found.logits.argmax(dim=1) // CLASSES, found.selected)
+    for task in range(3):
+        own = slice(CLASSES * task, CLASSES * (task + 1))
+        known = method.predict(batch_of(images, task=torch.full((9,), task)), "oracle").logits[:, own]
+        torch.testing.assert_close(
+            found.logits[:, own].softmax(dim=1), known.softmax(dim=1), rtol=1e-3, atol=1e-4, msg=str(task)
+        )
+        assert (found.selected != task).any()
 
 
 def test_gradients_of_many_images_at_once_are_those_of_each_alone() -> None:
@@ -308,7 +324,9 @@ def test_tasks_may_have_different_numbers_of_classes() -> None:
     method, images = learned(sizes=(2, 4, 3)), random_images(5)
     logits = method.predict(batch_of(images)).logits
     assert logits.shape == (5, 9)
-    assert logits.isfinite().sum(dim=1).tolist() != [9] * 5
+    chosen = method.predict(batch_of(images)).selected
+    assert chosen is not None
+    assert torch.equal((logits.softmax(dim=1) > 0).sum(dim=1), torch.tensor([2, 4, 3])[chosen])
     copy = METHODS["supsup"](method_config({"name": "supsup"}), resnet()).eval()
     copy.load_state({name: value.clone() for name, value in method.state().items()})
     assert torch.equal(copy.predict(batch_of(images)).logits, logits)

@@ -28,6 +28,8 @@ from dualprompt.methods.base import (
 from dualprompt.methods.statistics import TensorList
 from dualprompt.methods.supermasks import SuperNet, entropy, find, kept, pack, top, unpack
 
+OUT_OF_REACH = 200.0  # how much lower the best logit of another task is: in fp32 its chance is 0
+
 
 class SupSupConfig(MethodConfig):
     """Options of `supsup`."""
@@ -128,7 +130,10 @@ class SupSup(Method[SupSupConfig]):
         return F.cross_entropy(logits, batch.labels - sum(self.sizes[:-1]))
 
     def predict(self, batch: Batch, selection: Selection | None = None) -> Prediction:
-        """Find each image's task, and classify it there; the classes of all other tasks have no chance."""
+        """Find each image's task, and classify it there; the classes of all other tasks have no chance.
+
+        Among themselves they keep the order that their own task's network gives them.
+        """
         self.check_selection(selection)
         masks = self.derived("masks", self._learned)
         with torch.no_grad():
@@ -137,8 +142,10 @@ class SupSup(Method[SupSupConfig]):
                 for task, (size, mean, variance) in enumerate(zip(self.sizes, self.mean, self.variance, strict=True))
             ]
         chosen = self._task(batch, each, masks, selection or self.config.selection)
-        own = [logits.masked_fill((chosen != task)[:, None], -torch.inf) for task, logits in enumerate(each)]
-        return Prediction(torch.cat(own, dim=1), chosen)
+        most = torch.stack([logits.amax(dim=1) for logits in each], dim=1)
+        lower = most.gather(1, chosen[:, None]) - most - OUT_OF_REACH
+        lower = lower.scatter(1, chosen[:, None], 0.0)
+        return Prediction(torch.cat([logits + lower[:, [task]] for task, logits in enumerate(each)], dim=1), chosen)
 
     def _task(self, batch: Batch, logits: Sequence[Tensor], masks: Sequence[Tensor], selection: Selection) -> Tensor:
         """Return each image's task, (batch,), given its logits within every task."""
