@@ -298,3 +298,8 @@ def test_a_session_needs_a_border_and_a_vit() -> None:
     options, resnet = method_config({"name": "lda", "first_session": "lora"}), tiny_resnet()
     with pytest.raises(DualPromptError, match="needs a backbone that takes prompts"):
         METHODS["lda"](options, resnet)
+
+
+def test_a_strength_that_is_given_leaves_nothing_for_the_sums_to_choose() -> None:
+    with pytest.raises(DualPromptError, match="strength_by: sums has nothing to choose"):
+        method_config({"name": "ranpac", "strength": 5.0, "strength_by": "sums"})

@@ -266,9 +266,10 @@ def test_recording_can_be_switched_off(fabric: Fabric, replays: list[int], monke
     torch.testing.assert_close(plain[2], recorded[2], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["dualprompt", "dualprompt-rp", "l2p"])
+@pytest.mark.parametrize("name", ["dualprompt", "dualprompt-rp", "l2p", "supsup"])
 def test_answers_do_not_depend_on_the_batch_size(name: str, fabric: Fabric) -> None:
-    method = METHODS[name](method_config({"name": name, **SMALL[name]}), tiny_vit()).to(fabric.device)
+    backbone = tiny_resnet() if name == "supsup" else tiny_vit()
+    method = METHODS[name](method_config({"name": name, **SMALL.get(name, {})}), backbone).to(fabric.device)
     subsets = [pictures([3 * task, 3 * task + 1, 3 * task + 2] * 6, task) for task in range(2)]
     for index, subset in enumerate(subsets):
         made = feed(fabric)

@@ -232,6 +232,26 @@ def test_sums_tell_about_what_samples_left_out_would_be_answered() -> None:
     assert fit.error == pytest.approx(float(((answers - targets) ** 2).sum(axis=1).mean()), rel=0.05)
 
 
+@pytest.mark.parametrize("images", [[1] * 20, [2] + [1] * 19, [2] * 20], ids=["one", "one of two", "two"])
+def test_classes_of_one_image_are_told_apart_where_sums_choose_the_strength(images: list[int]) -> None:
+    """Such a class is gone when its image is left out; the sums alone would have answers of 0."""
+    drawn = np.random.default_rng(3)
+    means, labels = drawn.normal(size=(20, 200)), torch.arange(20).repeat_interleave(torch.tensor(images))
+    rows = torch.from_numpy(1 + means[labels] + drawn.normal(size=(len(labels), 200))).float()
+    unseen = torch.from_numpy(1 + means + drawn.normal(size=(20, 20, 200))).float()
+
+    def outputs(share: float | None) -> torch.Tensor:
+        ridge = Ridge(200, lambda x: x, counted=True)
+        [rows_of] = ridge.add(rows, task_of(0, labels, 20), None, seeded(0), share)
+        return (10.0 if ridge.fit is None else ridge.fit.sharpness(10.0)) * unseen @ rows_of.T
+
+    def accuracy(found: torch.Tensor) -> float:
+        return float((found.argmax(dim=2) == torch.arange(20)).float().mean())
+
+    assert accuracy(outputs(None)) > accuracy(outputs(0.003)) - 0.03
+    assert outputs(None).softmax(dim=2).amax(dim=2).mean() > 0.3, "of guesses it is 0.05"
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_what_rounded_sums_cannot_tell_is_no_error_below_zero(seed: int) -> None:
     features = 1 + 0.01 * torch.randn(6, 60, generator=seeded(seed))  # one class, far fewer samples than features
@@ -267,6 +287,26 @@ def test_a_strength_chosen_by_sums_does_not_depend_on_how_samples_came() -> None
         apart = parts.add(features[own], view, None, seeded(index))
     torch.testing.assert_close(torch.cat(apart), torch.cat(together), rtol=1e-2, atol=1e-5)
     assert [part.tolist() for part in parts.counts] == [[20.0]] * 3
+
+
+def test_more_images_let_ranpacs_sums_choose_again() -> None:
+    features, labels = blobs(0, [40, 40, 40], spread=6.0)
+    part = torch.cat([torch.arange(0, 5), torch.arange(40, 45), torch.arange(80, 85)])
+    rest = torch.tensor(sorted(set(range(120)) - set(part.tolist())))
+
+    def view(rows: Tensor, new: bool) -> TaskView:
+        found = task_view(0, 3, features[rows], labels=labels[rows])
+        return found if new else replace(found, new_labels=())
+
+    heads = []
+    for first, later in ((torch.cat([part, rest]), None), (part, rest)):
+        method = RanPAC(RanPACConfig(projection=40, strength_by="sums"), tiny_vit())
+        method.begin_task(view(first, new=True))
+        method.end_task(view(first, new=True))
+        if later is not None:
+            method.more(view(later, new=False))
+        heads.append(torch.cat(list(method.head.weight)))
+    torch.testing.assert_close(heads[1], heads[0], rtol=1e-2, atol=1e-4)
 
 
 def test_ridge_survives_fewer_samples_than_dimensions() -> None:

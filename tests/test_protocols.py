@@ -173,6 +173,25 @@ def test_other_weights_run_but_are_marked(world: World, data: Path, tmp_path: Pa
     assert float(lines[1]["accuracy"]) == means["accuracy"]
 
 
+def test_a_folder_in_the_place_of_the_papers_images_runs_but_is_marked(world: World, tmp_path: Path) -> None:
+    command = ("table", "protocol", "ranpac/cifar100", "--methods", "simple-cil", "--backbone", world.weights)
+    command = (
+        *command,
+        "--benchmark.dataset",
+        world.images,
+        "--benchmark.tasks",
+        3,
+        "--benchmark.class_order",
+        "fixed",
+    )
+    done = call(*command, "--runs", tmp_path / "runs", "--json")
+    assert done.code == 0, done.err
+    [row] = done.json["rows"]
+    assert not row["comparable"]
+    assert f"other data: {world.images} is a folder" in row["not_comparable_because"]
+    assert 0 <= row["accuracy"] <= 100
+
+
 def test_the_papers_own_weights_are_comparable_until_something_changes(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from dualprompt.backbones.base import BackboneSource, Prompts
@@ -37,6 +37,12 @@ class RanPACConfig(ExpertsConfig, FirstSessionConfig):
         description="how λ is chosen: on a fifth of each task, as in the original, or by generalised cross-validation "
         "from the sums over all tasks, as in dualprompt-rp",
     )
+
+    @model_validator(mode="after")
+    def _one_rule(self) -> Self:
+        if self.strength is not None and self.strength_by == "sums":
+            raise ValueError("strength is given, so strength_by: sums has nothing to choose; leave one of them out")
+        return self
 
 
 @METHODS.register("ranpac")
@@ -124,9 +130,11 @@ class RanPAC(Experts[RanPACConfig]):
 
     @torch.no_grad()
     def more(self, task: TaskView) -> None:
-        """Add the images to the sums, and solve again with the λ of before."""
-        rows = [rows / SHARPNESS for rows in self.head.weight]
-        self._include(task, self.config.strength or self.projected.ridge.strength_of(rows))
+        """Add the images to the sums, and solve again: with the λ of before, unless the sums choose it."""
+        ridge, strength = self.projected.ridge, self.config.strength
+        if strength is None and not ridge.counted:
+            strength = ridge.strength_of([rows / SHARPNESS for rows in self.head.weight])
+        self._include(task, strength)
 
     def _include(self, task: TaskView, strength: float | None) -> None:
         if self.uses_frozen:

@@ -17,6 +17,9 @@ STRENGTHS = tuple(10.0**power for power in range(-8, 9))
 """The values of λ that RanPAC tries."""
 HALF_POWERS = range(-8, 5)
 """Half powers of ten: the shares of the mean of HᵀH's diagonal among which λ is found from the sums."""
+ALONE_SHARE = 0.003
+"""That share where most samples are the only one of their label: left out, it takes the label with it, and sums say
+nothing of it but that answers had best be 0."""
 
 
 @dataclass(frozen=True)
@@ -195,7 +198,7 @@ class Ridge(nn.Module):
         self.register_buffer("gram", torch.zeros(dim * (dim + 1) // 2))  # HᵀH is symmetric: its upper triangle
         self.sums = TensorList()  # each (dim, labels that came together)
         self.counted = counted
-        self.fit: SumsFit | None = None  # the newest, if `counted`
+        self.fit: SumsFit | None = None  # the newest, if `counted` and the sums could tell
         if counted:
             self.counts = TensorList()  # samples of each label, as `sums`
             self.register_buffer("count", torch.zeros((), dtype=torch.int64))  # of all, forgotten ones too
@@ -229,15 +232,18 @@ class Ridge(nn.Module):
         if strength is None and share is None:
             if self.counted:
                 self.fit = self._by_sums()
-                strength = self.fit.strength
+                strength, share = (None, ALONE_SHARE) if self.fit is None else (self.fit.strength, None)
             else:
                 strength = self._chosen(features, labels, classes, generator)
         return self.solve(strength, share or 0.0)
 
-    def _by_sums(self) -> SumsFit:
+    def _by_sums(self) -> SumsFit | None:
+        counts = torch.cat(list(self.counts))
+        samples = int(counts.sum())
+        if 2 * int((counts == 1).sum()) > samples:
+            return None
         gram = unpacked(precise(self.gram), self.dim)
         sums = torch.cat([precise(part) for part in self.sums], dim=1)
-        samples = int(sum(part.sum() for part in self.counts))
         return fit_by_sums(gram, sums, samples, int(self.get_buffer("count")), torch.finfo(self.gram.dtype).eps)
 
     def _chosen(self, features: Tensor, labels: Tensor, classes: int, generator: torch.Generator) -> float:

@@ -145,7 +145,8 @@ class SupSup(Method[SupSupConfig]):
         most = torch.stack([logits.amax(dim=1) for logits in each], dim=1)
         lower = most.gather(1, chosen[:, None]) - most - OUT_OF_REACH
         lower = lower.scatter(1, chosen[:, None], 0.0)
-        return Prediction(torch.cat([logits + lower[:, [task]] for task, logits in enumerate(each)], dim=1), chosen)
+        found = [logits + lower[:, task : task + 1] for task, logits in enumerate(each)]
+        return Prediction(torch.cat(found, dim=1), chosen)
 
     def _task(self, batch: Batch, logits: Sequence[Tensor], masks: Sequence[Tensor], selection: Selection) -> Tensor:
         """Return each image's task, (batch,), given its logits within every task."""

@@ -15,7 +15,7 @@ from dualprompt.backbones import weights
 from dualprompt.backbones.known import known_as
 from dualprompt.config import RunConfig, changes_recipe, compose
 from dualprompt.data.sources import DATASETS
-from dualprompt.data.stream import expanded, load_dataset, names_of
+from dualprompt.data.stream import expanded, is_registered, load_dataset, names_of
 from dualprompt.errors import DualPromptError, nearest
 from dualprompt.files import with_home
 from dualprompt.methods.base import METHODS, method_config
@@ -214,6 +214,8 @@ def _data(dataset: str, root: Path | None) -> Data:
         found = load_dataset(dataset, root)
     except DualPromptError as error:
         return Data(missing=str(error))
+    if not is_registered(dataset):
+        return Data(other=f"other data: {dataset} is a folder")
     here, published = (len(found.train), len(found.test)), DATASETS[dataset].images
     if all(theirs in (None, ours) for ours, theirs in zip(here, published, strict=True)):
         return Data()
