@@ -260,6 +260,9 @@ def answering(content: bytes) -> Iterator[str]:
                 with client:
                     client.recv(65536)
                     client.sendall(content)
+                    client.shutdown(socket.SHUT_WR)
+                    while client.recv(65536):  # who closes with something unread says so in the place of the answer
+                        pass
 
         thread = threading.Thread(target=answer, daemon=True)
         thread.start()
@@ -271,6 +274,7 @@ def answering(content: bytes) -> Iterator[str]:
 @pytest.mark.parametrize(
     "body",
     [b"[" * 100_000, b"[]", b'{"answers": []}', b'{"answers": 5}', b'{"answers": null}', b"9" * 5000, b"\xff", b'"x"'],
+    ids=["deep", "list", "none", "number", "null", "digits", "bytes", "text"],
 )
 def test_a_client_is_answered_by_something_else(body: bytes) -> None:
     head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode()

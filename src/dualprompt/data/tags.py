@@ -12,7 +12,7 @@ import struct
 from PIL import Image
 
 MOST_FRACTIONS, MOST_NUMBERS = 1000, 1_000_000  # of one entry; texts and bytes may be of any length
-MOST_ENTRIES = 200_000  # of all tables, which count too
+MOST_ENTRIES = 200_000  # of all tables, which count too, and so does what may be a table's beginning
 MOST_BLOCKS = 16  # of EXIF in a JPEG, which has more than one where 64 KB do not suffice
 JPEG = b"\xff\xd8\xff"
 _BEGIN = re.compile(rb"(?:II|MM)(?:\*\0|\0\*|\+\0|\0\+)")  # and what Pillow takes for it
@@ -38,7 +38,7 @@ def claim_too_much(content: bytes) -> bool:
         return True
     left = MOST_ENTRIES
     for found in _BEGIN.finditer(content):
-        left = _left(content, found.start(), left)
+        left = _left(content, found.start(), left - 1)  # also one whose table lies nowhere: there may be millions
         if left < 0:
             return True
     return False
