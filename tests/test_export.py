@@ -295,6 +295,10 @@ def test_mistakes_are_one_line(case: Case, world: World, tmp_path: Path):
     assert "int8" in call("export", case.saved, "--to", "torch-export", "--int8").error
     assert "is a folder" in call("export", case.saved, "--to", "onnx", "--out", tmp_path).error
     assert "cannot be written" in call("export", case.saved, "--to", "onnx", "--out", file / "model.onnx").error
+    inside = case.saved / "model.json"
+    before = inside.read_bytes()
+    assert "among a model's own files" in call("export", case.saved, "--to", "onnx", "--out", inside).error
+    assert inside.read_bytes() == before
     strange = call("export", case.saved, "--to", "onnx", "--check", world.images / "test").error
     assert "class 'fir' is not known" in strange
     with pytest.raises(DualPromptError, match=r"unknown format 'onx'; did you mean 'onnx'"):

@@ -210,10 +210,17 @@ def jpeg(width: int, height: int) -> bytes:
     return file.getvalue()
 
 
+def floats() -> bytes:
+    file = io.BytesIO()
+    Image.new("F", (8, 8), 0.5).save(file, "TIFF")
+    return file.getvalue()
+
+
 BAD: dict[str, tuple[Any, str]] = {
     "missing": ("nowhere.jpg", "nowhere.jpg cannot be read: No such file or directory"),
     "text": (b"hello", "an image given as bytes cannot be read: it is no image, or damaged"),
     "truncated": (jpeg(300, 300)[:500], "an image given as bytes cannot be read: it is no image, or damaged"),
+    "floats": (floats(), "an image given as bytes has floating-point pixels; save it with 8 or 16 bits"),
     "nothing": (b"", "an image given as bytes cannot be read"),
     "huge": (jpeg(8200, 8200), r"an image given as bytes has 8200 × 8200 pixels, more than 64,000,000"),
     "float": (np.zeros((4, 4, 3)), r"an array must be uint8 .* found float64 \(4, 4, 3\)"),

@@ -151,6 +151,7 @@ def test_what_forgets_only_rows_says_so(world: World, folders: dict[str, Path], 
     flags = ["--backbone", world.weights, "--method", "coda-prompt", "--method.layers", "1,2", "--epochs", 1]
     assert call("learn", tmp_path / "model", folders["spring"], "--device", "cpu", *flags).code == 0
     assert "what tasks share was shaped by it, and stays" in call("forget", tmp_path / "model", "ash").out
+    assert "stays" not in call("forget", tmp_path / "model", "1").out, "nothing is left that could stay"
 
 
 def test_forgetting_a_task_takes_its_prompts_from_dualprompt_rp(

@@ -326,6 +326,9 @@ def test_commands(world: World, folders: dict[str, Path], tmp_path: Path) -> Non
     assert all(0 <= level["rejected"] <= 100 for level in levels)
     assert call("info", model, "--json").json["threshold"] is not None
     assert "every image gets a class" in call("calibrate", model, "--off").out
+    assert "not allowed with" in call("calibrate", model, "--off", "--auto").error
+    assert "--accept says how to measure" in call("calibrate", model, "--off", "--accept", 0.5).error
+    assert "--unknown says how to measure" in call("calibrate", model, "--auto", "--unknown", folders["autumn"]).error
     assert call("info", model, "--json").json["threshold"] is None
 
     assert "forgot class 'ash'" in call("forget", model, "ash").out

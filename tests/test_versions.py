@@ -63,6 +63,20 @@ def test_each_change_is_a_version_that_can_be_gone_back_to(model: Path, world: W
     assert learner.learn({"yew": pictures(world, "fir")}).id == 3  # 2 was given, whatever became of it
 
 
+def test_a_model_whose_tensors_are_gone_can_be_gone_back_from(model: Path) -> None:
+    tensors = model / json.loads((model / "model.json").read_text())["tensors"]["file"]
+    tensors.unlink()
+    assert "go back to an earlier version with `dualprompt rollback" in call("info", model).error
+    assert versions.listed(model)[-1].bytes == 0
+    done = call("rollback", model)
+    assert done.code == 0, done.err
+    assert call("info", model).code == 0
+    shutil.rmtree(model / "versions")
+    next(model.glob("weights-*")).write_bytes(b"x")
+    assert "damaged" in (said := call("info", model).error)
+    assert "rollback" not in said
+
+
 def test_unchanged_tensors_cost_nothing_and_old_ones_go(model: Path) -> None:
     files = {file.name for file in model.glob("weights-*")}
     assert len(files) == 2

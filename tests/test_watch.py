@@ -219,7 +219,14 @@ def test_refusals_are_one_line(saved: Path, inbox: Path, tmp_path: Path) -> None
     assert "--every takes seconds" in refused(saved, inbox, "--to", table, "--every", 0)
     assert "lie in each other" in refused(saved, inbox, "--sort", inbox / "sorted")
     assert "lie in each other" in refused(saved, inbox, "--sort", tmp_path)
+    [picture, *_] = sorted(inbox.rglob("*.png"))
+    for other in (picture, saved / "model.json"):  # nothing of theirs is appended to
+        before = other.read_bytes()
+        assert f"{other} is there already" in refused(saved, inbox, "--to", other)
+        assert other.read_bytes() == before
     once(saved, inbox, "--to", table)
+    table.write_bytes(b"\xef\xbb\xbf" + table.read_bytes().replace(b"\n", b"\r\n"))  # as spreadsheets save it
+    assert call("watch", saved, inbox, "--to", table, "--once").code == 0
     (tmp_path / "other").mkdir()
     assert f"{table} is of the folder {inbox}" in refused(saved, tmp_path / "other", "--to", table)
     with Watch(saved, inbox, table).opened("cpu"):
@@ -287,6 +294,7 @@ def test_a_table_that_is_a_link_is_refused_where_we_named_it(
     refused = call("watch", saved, inbox, "--once", *(("--sort", tmp_path / "out") if sort else ()))
     assert "is a link" in refused.error
     assert (tmp_path / "mine.csv").read_text() == "precious\n"
+    (tmp_path / "mine.csv").write_text("")
     (tmp_path / "named.csv").symlink_to(tmp_path / "mine.csv")
     assert call("watch", saved, inbox, "--once", "--to", tmp_path / "named.csv").code == 0  # the user named it
 
@@ -314,6 +322,17 @@ def test_what_stands_in_the_way_of_a_copy_does_not_end_the_watch(saved: Path, in
     found = [path.read_bytes() for path in out.rglob("*.png") if path.is_file()]
     assert found == [content]
     assert len(rows(out / "labels.csv")) == 3
+
+
+def test_a_file_of_a_labels_name_stays_and_the_watch_goes_on(saved: Path, inbox: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    labels = [task["classes"] for task in json.loads((saved / "model.json").read_text())["tasks"]]
+    for label in {label for each in labels for label in each}:
+        (out / label).write_text("mine")
+    found = once(saved, inbox, "--sort", out)
+    assert found["labelled"] == len([path for path in out.rglob("*.png") if path.is_file()]) > 0
+    assert {path.read_text() for path in out.iterdir() if path.is_file() and path.name != "labels.csv"} == {"mine"}
 
 
 def test_labels_of_any_length_become_folders() -> None:

@@ -29,6 +29,7 @@ from dualprompt.errors import DualPromptError, nearest
 from dualprompt.files import atomic
 from dualprompt.methods.base import METHODS
 from dualprompt.model.results import trust
+from dualprompt.model.saved import is_model
 
 if TYPE_CHECKING:
     import onnx
@@ -127,6 +128,8 @@ def export(learner: ContinualLearner, path: Path, to: str = "onnx", *, int8: boo
     _refuse_gradients(learner)
     if path.is_dir():
         raise DualPromptError(f"{path} is a folder; give the name of a file to export to")
+    if is_model(path.absolute().parent) and path.suffix not in FORMATS.values():
+        raise DualPromptError(f"{path} lies among a model's own files; give a name that ends in {FORMATS[to]}")
     if to == "onnx":
         _require("onnx", "onnxscript", "onnxruntime")
     started = time.perf_counter()

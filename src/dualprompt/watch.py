@@ -6,6 +6,7 @@ So whoever is killed in between does the rest of it the next time: no picture is
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import csv
 import errno
@@ -39,6 +40,7 @@ DAYS = 400  # of which the share of unsure answers is kept
 UNSURE = 0.5  # probability of the best class, below which an answer is called unsure
 NONE = "none of these"
 COLUMNS = ("time", "path", "label", "probability", "task", "similarity", "unsure", "problem")
+HEADER = ",".join(COLUMNS).encode()
 LONGEST_NAME = 255  # bytes
 # A name is too long, or a file lies where a folder of that name must be, or the other way round.
 _NO_PLACE = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EEXIST, errno.EISDIR)
@@ -118,6 +120,8 @@ class Watch:
             raise DualPromptError(f"{self.folder} is not a folder; give the one that pictures come into")
         if self.table.is_dir():
             raise DualPromptError(f"{self.table} is a folder; give a file, or sort into it with --sort")
+        if not self._home.is_dir() and _other_file(self.table):  # in one of ours people may write what they like
+            raise DualPromptError(f"{self.table} is there already, and is no table of `watch`; give another file")
         if sorted_into is not None and _overlap(sorted_into, self.folder):
             raise DualPromptError(f"{sorted_into} and {self.folder} lie in each other; sort into a folder elsewhere")
 
@@ -260,6 +264,8 @@ class Watch:
         if self.sorted_into is None or pending.row[7]:
             return
         source, folder = self.folder / pending.place, self.sorted_into / _folder_name(pending.row[2] or NONE)
+        if os.path.lexists(folder) and not folder.is_dir():  # a file of the label's name, which stays as it is
+            folder = folder.with_name(f"{folder.name} (pictures)")
         try:
             content = sha256(source)
         except OSError:  # it has gone, or is closed to us by now; its row stays
@@ -304,6 +310,17 @@ class Watch:
         write_json(self._home / "state.json", state.model_dump(mode="json"))
         self._state = state
         return state
+
+
+def _other_file(table: Path) -> bool:
+    """Return whether a file holds something else than a table of ours, to which rows would be appended."""
+    with disk_errors(table):
+        if not table.is_file():
+            return False
+        with table.open("rb") as file:
+            line = file.readline(2 * len(HEADER))
+    # A spreadsheet may have marked it and changed its line ends; who was killed may have begun it.
+    return bool(line) and not HEADER.startswith(line.removeprefix(codecs.BOM_UTF8).rstrip(b"\r\n") or b"\0")
 
 
 def _kept(path: str) -> str:

@@ -202,7 +202,7 @@ def do_forget(options: argparse.Namespace) -> None:
 def forgotten(learner: ContinualLearner, gone: TaskInfo | str) -> str:
     """Say what a model has forgotten."""
     message = f"forgot class '{gone}'" if isinstance(gone, str) else f"forgot task {gone.id} ('{gone.name}')"
-    if learner.shares_prompts:
+    if learner.tasks and learner.shares_prompts:
         message += "; the method keeps nothing else for a task alone: what tasks share was shaped by it, and stays"
     return message
 

@@ -46,6 +46,8 @@ examples:
 COMPARE = "learn nothing: size, speed and accuracy of backbones on this folder (default: those that are at hand)"
 PROMPTS = "train prompts where they win on held-out images (auto, the default), always, or never"
 
+ACCEPT = 0.95  # share of known images that still get a class
+
 CALIBRATE = """\
 Each lesson sets the threshold from images left out of the model, so that 99 % of them get a class. A threshold that you
 set here stays.
@@ -95,10 +97,11 @@ def add(commands: Commands) -> None:
     calibrate = with_model("calibrate", do_calibrate, "set when a model answers 'none of these'", CALIBRATE)
     calibrate.add_argument("--unknown", type=Path, help="folder of images that show none of its classes")
     calibrate.add_argument(
-        "--accept", type=float, default=0.95, help="share of known images that still get a class (default: %(default)s)"
+        "--accept", type=float, help=f"share of known images that still get a class (default: {ACCEPT})"
     )
-    calibrate.add_argument("--off", action="store_true", help="always answer with a class")
-    calibrate.add_argument("--auto", action="store_true", help="let each lesson set it again, as in a new model")
+    either = calibrate.add_mutually_exclusive_group()
+    either.add_argument("--off", action="store_true", help="always answer with a class")
+    either.add_argument("--auto", action="store_true", help="let each lesson set it again, as in a new model")
 
     info = with_model("info", do_info, "show what a model knows and what it is made of", INFO)
     info.add_argument("--backbone", dest="moved", help="where its backbone lies now, if that has moved; remembered")
@@ -213,6 +216,9 @@ def do_calibrate(options: argparse.Namespace) -> None:
     """Set or remove the threshold of a model."""
     from rich.table import Table
 
+    if (options.off or options.auto) and (options.unknown is not None or options.accept is not None):
+        given = "--unknown" if options.unknown is not None else "--accept"
+        raise DualPromptError(f"{given} says how to measure a threshold; leave it out with --off and --auto")
     if options.off:
         with changed(options) as learner:
             learner.threshold = None
@@ -224,7 +230,7 @@ def do_calibrate(options: argparse.Namespace) -> None:
         emit(options, {"threshold": learner.threshold}, threshold_words(learner))
         return
     with changed(options) as learner:
-        found = learner.calibrate(options.unknown, accept=options.accept)
+        found = learner.calibrate(options.unknown, accept=ACCEPT if options.accept is None else options.accept)
     table = Table("threshold", "known images that get a class", "unknown images that get none")
     for level in found.levels:
         rejected = "–" if level.rejected is None else f"{level.rejected:.1f} %"

@@ -149,6 +149,10 @@ def bad_images(bad: Sequence[Path], total: int) -> DualPromptError:
     )
 
 
+class FloatPixelsError(ValueError):
+    """Nothing says which number is white."""
+
+
 def open_rgb(encoded: bytes, name: str = "the image") -> Image.Image:
     """Decode an image as people see it: upright by its EXIF orientation, 8-bit RGB, the first of many frames.
 
@@ -162,7 +166,7 @@ def open_rgb(encoded: bytes, name: str = "the image") -> Image.Image:
 def as_rgb(image: Image.Image) -> Image.Image:
     """Return an image of any kind as 8-bit RGB, as `open_rgb` says."""
     if image.mode == "F":
-        raise ValueError("floating-point pixels")
+        raise FloatPixelsError("floating-point pixels")
     if image.mode.startswith("I"):
         image = Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
     elif image.has_transparency_data:

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, Protocol, TypeAlias, cast
 import numpy as np
 from PIL import Image
 
-from dualprompt.data.cache import BROKEN, MOST_BYTES, WORKERS, as_rgb
+from dualprompt.data.cache import BROKEN, MOST_BYTES, WORKERS, FloatPixelsError, as_rgb
 from dualprompt.data.folder import class_files, images_in, one_name, refuse_level, refuse_no_folder, refuse_splits
 from dualprompt.data.formats import EXTENSIONS, open_image
 from dualprompt.data.sources import Dataset, FileSource
@@ -65,6 +65,8 @@ def upright(image: ImageLike, side: int | None = None) -> Image.Image:
     except OSError as error:
         reason = f"{error.strerror}; check the path" if error.strerror else DAMAGED
         raise DualPromptError(f"{named(image)} cannot be read: {reason}") from error
+    except FloatPixelsError as error:
+        raise DualPromptError(f"{named(image)} has floating-point pixels; save it with 8 or 16 bits") from error
     except BROKEN as error:
         raise DualPromptError(f"{named(image)} cannot be read: {DAMAGED}") from error
 

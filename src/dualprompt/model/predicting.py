@@ -151,7 +151,8 @@ def known_scores(trust: Outcomes, accept: float) -> np.ndarray:
     scores = _scores(trust)[0]
     if not len(scores):
         raise DualPromptError(
-            "no images were held out: every class had too few of them; set threshold yourself (0 to 1)"
+            "no images were held out: every class had too few of them; teach more of each (`dualprompt more`), or set "
+            "the learner's threshold in Python (0 to 1)"
         )
     return scores
 

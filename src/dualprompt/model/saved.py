@@ -16,6 +16,7 @@ import json
 import logging
 import re
 import secrets
+import shlex
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -280,6 +281,14 @@ def remove(entries: Iterable[Path]) -> None:
             entry.unlink()
 
 
+def remedy(path: Path, facts: ModelRecord) -> str:
+    """Return what helps where a model is damaged: earlier versions have tensors of their own."""
+    with contextlib.suppress(DualPromptError, OSError):
+        if any(number < facts.version.number for number in copies(path)):
+            return f"go back to an earlier version with `dualprompt rollback {shlex.quote(str(path))}`, or {RESTORE}"
+    return RESTORE
+
+
 def read(path: Path, version: int | None = None) -> tuple[ModelRecord, State]:
     """Return the facts and tensors of a model, or of an earlier version; others may replace it at the same time."""
     facts = record(path, version)
@@ -288,15 +297,15 @@ def read(path: Path, version: int | None = None) -> tuple[ModelRecord, State]:
         try:
             content = read_bytes(tensors, MOST_TENSORS)
             whole = hashlib.sha256(content).hexdigest() == facts.tensors.sha256
-            fault = DualPromptError(f"{tensors} is damaged (wrong SHA-256); {RESTORE}")
+            wrong = "is damaged (wrong SHA-256)"
         except OSError as error:
             whole, content = False, b""
-            fault = DualPromptError(f"{tensors} cannot be read ({reason(error)}); {RESTORE}")
+            wrong = f"cannot be read ({reason(error)})"
         if whole:
             return facts, _tensors(content, tensors)
         before, facts = facts, record(path, version)
         if facts.tensors == before.tensors:
-            raise fault
+            raise DualPromptError(f"{tensors} {wrong}; {remedy(path, facts)}")
     raise DualPromptError(f"{path} is replaced faster than it can be read; try again")
 
 
@@ -319,19 +328,21 @@ def record(path: Path, version: int | None = None) -> ModelRecord:
     if not is_model(path):
         raise DualPromptError(f"{path} holds no model (it has no {MODEL}); make one with `dualprompt learn`")
     file = path / MODEL if version is None else _copy(path, version)
-    remedy = RESTORE if version is None else "remove it; the other versions do not need it"
+    help_by = RESTORE if version is None else "remove it; the other versions do not need it"
     try:
         content = read_bytes(file, MOST_JSON)
         found = parse_json(content)
+    except PermissionError as error:
+        raise DualPromptError(f"{file} cannot be read ({reason(error)}); see who may read it") from None
     except (OSError, ValueError) as error:
-        raise DualPromptError(f"{file} is damaged ({reason(error)}); {remedy}") from None
+        raise DualPromptError(f"{file} is damaged ({reason(error)}); {help_by}") from None
     if not isinstance(found, dict) or "format" not in found:
         raise DualPromptError(f"{file} is of another program (it has no 'format'); give a model's folder")
     if found["format"] != FORMAT or isinstance(found["format"], bool):
         raise DualPromptError(
             f"{path} has format {found['format']!r:.20}, this version of dualprompt reads {FORMAT}; use another version"
         )
-    facts = recorded(ModelRecord, content, str(file), remedy)
+    facts = recorded(ModelRecord, content, str(file), help_by)
     if version is not None and facts.version.number != version:
-        raise DualPromptError(f"{file} is damaged (it says that it is version {facts.version.number}); {remedy}")
+        raise DualPromptError(f"{file} is damaged (it says that it is version {facts.version.number}); {help_by}")
     return facts

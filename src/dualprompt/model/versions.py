@@ -9,7 +9,6 @@ from typing import Any
 
 from dualprompt.data.folder import one_form
 from dualprompt.errors import DualPromptError
-from dualprompt.files import reason
 from dualprompt.model import card, saved, saving
 from dualprompt.model.names import Kind
 from dualprompt.model.saved import MOST_KEPT, ModelRecord
@@ -40,11 +39,10 @@ def listed(path: Path) -> tuple[Version, ...]:
 
 
 def _version(path: Path, record: ModelRecord, current: bool = False) -> Version:
-    tensors = path / record.tensors.file
     try:
-        size = tensors.lstat().st_size
-    except OSError as error:
-        raise DualPromptError(f"{tensors} cannot be read ({reason(error)}); {saved.RESTORE}") from None
+        size = (path / record.tensors.file).lstat().st_size
+    except OSError:  # they are gone; other versions can still be gone back to
+        size = 0
     classes = tuple(dict.fromkeys(label for task in record.tasks for label in task.classes))
     tasks = tuple(task.name for task in record.tasks)
     return Version(record.version.number, record.version.saved, record.version.why, classes, tasks, size, current)
