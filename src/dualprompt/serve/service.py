@@ -14,6 +14,7 @@ import numpy as np
 from PIL import Image
 from starlette.requests import Request
 
+from dualprompt.data.folder import one_form
 from dualprompt.errors import DualPromptError
 from dualprompt.hosted.drift import Drift, is_unsure
 from dualprompt.hosted.jobs import Jobs
@@ -46,6 +47,15 @@ class Settings:
     largest_batch: int = 16
     batch_wait: float = 0.004
     review_days: float | None = None  # how long pictures to look at are kept; None: none is
+
+
+@dataclass(frozen=True)
+class Gone:
+    """What was forgotten, and the numbers of the versions that were removed with it."""
+
+    name: str
+    purged: tuple[int, ...]
+    before: bool  # the model itself had forgotten it before
 
 
 class Service:
@@ -196,26 +206,33 @@ class Service:
             except DualPromptError as problem:  # a full disk; who asked has the answer all the same
                 log.warning("%s", problem)
 
-    async def forget(self, what: int | str, kind: Kind, purge: bool = False) -> str:
-        """Forget a task by its number or a class by its name; return the name of what is gone.
+    async def forget(self, what: int | str, kind: Kind, purge: bool = False) -> Gone:
+        """Forget a task by its number or a class by its name.
 
-        With `purge`, the earlier versions that hold it are removed too.
+        With `purge`, every earlier version that holds it is removed too, also where the model itself has forgotten it
+        before.
         """
-        before = self._rows()
+        what = one_form(what) if isinstance(what, str) else what
+        if not (purge or self._knows(what, kind)):
+            raise _unknown(what, kind)
 
-        def work(learner: ContinualLearner) -> str:
-            gone = learner.forget(what, kind)
-            return gone if isinstance(gone, str) else gone.name
+        def work() -> Gone:
+            path = self.model.path
+            owners = versions.holders(path, what, kind) if purge else set[int]()
+            if known := self._knows(what, kind):
+                gone = self.model.change(lambda learner: learner.forget(what, kind))
+                name = gone if isinstance(gone, str) else gone.name
+            elif owners:
+                name = what if isinstance(what, str) else f"task {what}"
+            else:
+                raise _unknown(what, kind)
+            return Gone(name, versions.purge(path, owners) if purge else (), not known)
 
-        name = await self.change(work)
-        if purge:
-            owners = {task for task, _ in before - self._rows()}
-            async with self.jobs.changing:
-                await asyncio.to_thread(versions.purge, self.model.path, owners)
-        return name
+        return await self._changed(work)
 
-    def _rows(self) -> set[tuple[int, str]]:
-        return {(task.id, label) for task in self.model.learner.tasks for label in task.classes}
+    def _knows(self, what: int | str, kind: Kind) -> bool:
+        learner = self.model.learner
+        return what in ([task.id for task in learner.tasks] if kind == "task" else learner.classes)
 
     async def rollback(self, number: int | None) -> None:
         """Go back to an earlier version; None: the one before."""
@@ -255,6 +272,11 @@ async def while_here(request: Request, work: Coroutine[Any, Any, Done]) -> Done:
 async def _left(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+def _unknown(what: int | str, kind: Kind) -> Refusal:
+    said = f"there is no task {what}" if kind == "task" else f"the model knows no class '{short(str(what))}'"
+    return Refusal(404, said)
 
 
 def _known(learner: ContinualLearner) -> tuple[set[str], set[int]]:
