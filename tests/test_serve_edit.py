@@ -11,7 +11,7 @@ from PIL import Image
 
 from dualprompt import ContinualLearner
 from sandbox import World, pictures
-from serving import SMALL, error_of, files, finished, lesson, png, serving
+from serving import SMALL, error_of, files, finished, lesson, serving
 
 from dualprompt.hosted.drift import HOURS, Drift  # isort: skip (after serving, which skips where the extra is missing)
 from dualprompt.hosted.review import DAY, Review  # isort: skip
@@ -237,12 +237,6 @@ def test_drift_counts_two_weeks_of_hours():
     now[0] += HOURS * 3600
     drift.count(True)
     assert [(hour.answers, hour.unsure) for hour in drift.hours()] == [(1, 1)]
-
-
-def test_large_pictures_are_shown_small():
-    from dualprompt.serve.reviewing import SHOWN, _small
-
-    assert len(_small(png(SHOWN * 4, SHOWN), "a.png", Limits())) < 5000
 
 
 async def test_where_it_looks(world: World, model: Path, tmp_path: Path):

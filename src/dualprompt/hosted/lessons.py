@@ -11,7 +11,7 @@ from starlette.requests import Request
 
 from dualprompt.hosted.jobs import Job, Jobs
 from dualprompt.hosted.model import ServedModel
-from dualprompt.hosted.review import Review
+from dualprompt.hosted.review import Review, Reviewed
 from dualprompt.hosted.teach import JobKind, Lesson
 from dualprompt.inbound.limits import Limits, Refusal
 from dualprompt.inbound.pictures import Picture, check_label, level, open_picture, short, split_names, unpack
@@ -74,12 +74,13 @@ class Lessons:
                 pictures = []
                 for item in named:
                     path = folder / "images" / f"{item.id % 1_000_000:06}.img"
-                    path.write_bytes(self.review.content(item.id))
-                    pictures.append(Picture(item.label or "", item.name, path))
+                    path.write_bytes(self.review.read(item))
+                    pictures.append(Picture(item.label or "", item.called, path))
                 return pictures
 
             pictures = await asyncio.to_thread(copy)
-            job = self.jobs.add(folder, pictures, Lesson(None, None, False, {}, "more"))
+            reviewed = [Reviewed(item.id, item.added, item.label) for item in named if item.label]
+            job = self.jobs.add(folder, pictures, Lesson(None, None, False, {}, "more", reviewed=reviewed))
         self.jobs.when_done(job, lambda: self.review.remove(item.id for item in named))
         return job
 

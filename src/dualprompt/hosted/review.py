@@ -16,25 +16,45 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from dualprompt.errors import DualPromptError
-from dualprompt.files import disk_errors, write_json
+from dualprompt.files import disk_errors, read_bytes, reason, write_json
 from dualprompt.hosted.places import LAST_JOB, read_record
 from dualprompt.inbound.limits import Limits, Refusal
+from dualprompt.inbound.pictures import short
 
 DAY = 24 * 3600
 _NAME = re.compile(r"[0-9]{6,9}\.(json|image)")
 Why = Literal["unsure", "wrong"]
+REMEDY = "remove it with DELETE /review/ID"
+
+
+Number = Annotated[int, Field(ge=1, le=LAST_JOB)]
+Seconds = Annotated[float, Field(ge=0, lt=2**53, allow_inf_nan=False)]  # since 1970
 
 
 @dataclass
 class Item:
     """A picture in the queue: what was answered, and what people say it is."""
 
-    id: Annotated[int, Field(ge=1, le=LAST_JOB)]
-    added: Annotated[float, Field(ge=0, lt=2**53, allow_inf_nan=False)]  # seconds since 1970
+    id: Number
+    added: Seconds
     why: Why
     name: str  # the sender's
     answered: str | None  # None: none of these
     label: str | None = None  # what it is; None: nobody has said so yet
+
+    @property
+    def called(self) -> str:
+        """What messages call it; several may have one name."""
+        return f"picture {self.id} to look at ('{short(self.name)}')"
+
+
+@dataclass
+class Reviewed:
+    """A picture of the queue that a lesson has, as it was then; `added` tells it from a later one of its number."""
+
+    id: Number
+    added: Seconds
+    label: str
 
 
 _ITEM = TypeAdapter(Item)
@@ -90,7 +110,14 @@ class Review:
 
     def content(self, number: int) -> bytes:
         """Return a picture as it was sent."""
-        return self._picture(self.item(number).id).read_bytes()
+        return self.read(self.item(number))
+
+    def read(self, item: Item) -> bytes:
+        """Return a picture of the queue; refuse one that is no longer as we wrote it. Any thread may ask."""
+        try:
+            return read_bytes(self._picture(item.id), self.limits.image_bytes)
+        except OSError as error:
+            raise Refusal(422, f"{item.called} cannot be read ({reason(error)}); {REMEDY}") from None
 
     def add(self, content: bytes, why: Why, name: str, answered: str | None, label: str | None = None) -> Item | None:
         """Keep a picture; where there is no room, one that is merely unsure is let go, and None is returned."""
