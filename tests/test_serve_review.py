@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,10 @@ import pytest
 from PIL import Image
 
 from sandbox import World, pictures
-from serving import error_of, finished, png, serving
+from serving import SMALL, error_of, finished, png, serving, until_running
 
-from dualprompt.inbound.limits import Limits  # isort: skip (after serving, which skips where the extra is missing)
+from dualprompt.hosted.review import Review, Reviewed  # isort: skip (after serving, which skips without the extra)
+from dualprompt.inbound.limits import Limits  # isort: skip
 from dualprompt.serve.reviewing import SHOWN  # isort: skip
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("quick_python")]
@@ -91,3 +93,60 @@ async def test_pictures_are_shown_small_upright_and_on_white(model: Path):
         assert clear.convert("RGB").getpixel((10, 10)) == (255, 255, 255)
         reply = await client.get("/review/2/image")
         assert (reply.headers["content-type"], len(reply.content) < 5000) == ("image/png", True)
+
+
+async def named(client: Any) -> dict[int, str | None]:
+    """What the pictures of the queue are called, by their numbers."""
+    return {item["id"]: item["label"] for item in (await client.get("/review")).json()["items"]}
+
+
+async def test_what_is_corrected_while_it_is_learned_stays(world: World, model: Path):
+    ash = pictures(world, "ash", "test")
+    async with serving(model, review_days=2) as client:
+        first, second, third = [await corrected(client, "ash", path.read_bytes()) for path in ash[:3]]
+        job = (await client.post("/review-lesson")).json()["id"]
+        await client.post(f"/review/{second}", json={"label": "birch"})
+        await client.post(f"/review/{third}", json={"label": None})
+        assert (await finished(client, job))["error"] is None
+        assert await named(client) == {second: "birch", third: None}
+        job = await finished(client, (await client.post("/review-lesson")).json()["id"])
+        assert (job["images"], job["classes"]) == (1, ["birch"])
+        assert await named(client) == {third: None}
+        assert first
+
+
+async def test_pictures_are_not_taken_by_two_lessons(world: World, model: Path):
+    ash = pictures(world, "ash", "test")
+    async with serving(model, review_days=2) as client:
+        await corrected(client, "ash", ash[0].read_bytes())
+        replies = await asyncio.gather(*(client.post("/review-lesson") for _ in range(2)))
+        assert sorted(reply.status_code for reply in replies) == [202, 409]
+        assert "being learned already" in error_of(await client.post("/review-lesson"), 409)
+        await corrected(client, "ash", ash[1].read_bytes())
+        job = await finished(client, (await client.post("/review-lesson")).json()["id"])
+        assert (job["error"], job["images"]) == (None, 1)
+        assert await named(client) == {}
+
+
+async def test_what_was_learned_is_deleted_after_a_restart_too(world: World, model: Path):
+    ash = pictures(world, "ash", "test")
+    async with serving(model, review_days=2) as client:
+        for path in ash[:2]:
+            await corrected(client, "ash", path.read_bytes())
+        job = (await client.post("/review-lesson")).json()["id"]
+        await until_running(client, job)
+    async with serving(model, review_days=2) as client:
+        assert set((await named(client)).values()) == {"ash"}
+        assert (await finished(client, job))["error"] is None
+        assert await named(client) == {}
+
+
+def test_a_later_picture_of_the_same_number_is_not_taken_for_the_learned_one(tmp_path: Path):
+    review = Review(tmp_path, Limits(), 3, lambda: 1e9)
+    review.start()
+    item = review.add(SMALL, "wrong", "a.png", None, "ash")
+    assert item
+    review.learned([Reviewed(item.id, 5e8, "ash"), Reviewed(99, 1e9, "ash")])
+    assert review.items() == [item]
+    review.learned([Reviewed(item.id, 1e9, "ash")])
+    assert review.items() == list(tmp_path.iterdir()) == []

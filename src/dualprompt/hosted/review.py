@@ -6,6 +6,7 @@ that is started without the queue deletes what an earlier one kept.
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from collections.abc import Callable, Collection, Iterable
@@ -21,6 +22,7 @@ from dualprompt.hosted.places import LAST_JOB, read_record
 from dualprompt.inbound.limits import Limits, Refusal
 from dualprompt.inbound.pictures import short
 
+log = logging.getLogger("dualprompt.serve")
 DAY = 24 * 3600
 _NAME = re.compile(r"[0-9]{6,9}\.(json|image)")
 Why = Literal["unsure", "wrong"]
@@ -142,19 +144,29 @@ class Review:
         item.label = label
         return item
 
+    def learned(self, pictures: Iterable[Reviewed]) -> None:
+        """Delete what a lesson has learned, but nothing that was called otherwise meanwhile, which is learned anew."""
+        for each in pictures:
+            item = self._items.get(each.id)
+            if item is not None and (item.added, item.label) == (each.added, each.label):
+                self.remove([each.id])
+
     def remove(self, numbers: Iterable[int]) -> None:
         """Delete pictures."""
-        for number in list(numbers):
-            if self._items.pop(number, None):
-                self._bytes.pop(number)
-                self._record(number).unlink(missing_ok=True)
+        for number in [number for number in numbers if number in self._items]:
+            with disk_errors(self.folder):
                 self._picture(number).unlink(missing_ok=True)
+                self._record(number).unlink(missing_ok=True)
+            del self._items[number], self._bytes[number]
 
     def tidy(self) -> None:
         """Delete what has been kept long enough."""
         if self.days is not None:
             oldest = self._clock() - self.days * DAY
-            self.remove([number for number, item in self._items.items() if item.added < oldest])
+            try:
+                self.remove([number for number, item in self._items.items() if item.added < oldest])
+            except DualPromptError as problem:  # the others are there all the same
+                log.warning("%s", problem)
 
     def _record(self, number: int) -> Path:
         return self.folder / f"{number:06}.json"

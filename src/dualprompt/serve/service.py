@@ -71,12 +71,12 @@ class Service:
             settings.limits.queued_images,
             self.metrics.batches.observe,
         )
-        self.jobs = Jobs(model, settings.limits, self.switched)
+        self.review = Review(model.work / "review", settings.limits, settings.review_days)
+        self.jobs = Jobs(model, settings.limits, self.switched, self.review.learned)
         self.metrics.queue.set_function(lambda: len(self.batcher))
         self.metrics.watch(model, self.jobs)
         self.decoders = Decoders(settings.limits)
         self.drift = Drift()
-        self.review = Review(model.work / "review", settings.limits, settings.review_days)
         self.lessons = Lessons(model, self.jobs, self.review, settings.limits)
         self._held = 0  # bytes of requests in memory
         self._explaining = 0  # requests in hand
