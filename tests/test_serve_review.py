@@ -150,3 +150,44 @@ def test_a_later_picture_of_the_same_number_is_not_taken_for_the_learned_one(tmp
     assert review.items() == [item]
     review.learned([Reviewed(item.id, 1e9, "ash")])
     assert review.items() == list(tmp_path.iterdir()) == []
+
+
+async def test_names_follow_the_model(world: World, model: Path):
+    ash = pictures(world, "ash", "test")[0].read_bytes()
+    async with serving(model, review_days=2) as client:
+        first, second, third = [await corrected(client, name, ash) for name in ("ash", "birch", "cedar")]
+        await client.post("/rename", json={"old": "ash", "new": "Rowan\u0065\u0301"})
+        assert await named(client) == {first: "Rowan\u00e9", second: "birch", third: "cedar"}
+        error_of(await client.post("/rename", json={"old": "birch", "new": "cedar"}), 422)
+        await client.post("/merge", json={"classes": ["birch", "cedar"], "into": "cedar"})
+        assert await named(client) == {first: "Rowan\u00e9", second: "cedar", third: "cedar"}
+    async with serving(model, review_days=2) as client:  # it is so on disk too
+        assert await named(client) == {first: "Rowan\u00e9", second: "cedar", third: "cedar"}
+        job = await finished(client, (await client.post("/review-lesson")).json()["id"])
+        assert (job["error"], job["images"]) == (None, 3)
+
+
+async def test_pictures_of_what_is_forgotten_are_named_again_or_purged(world: World, model: Path):
+    ash = pictures(world, "ash", "test")[0].read_bytes()
+    async with serving(model, review_days=2) as client:
+        first, second, third = [await corrected(client, name, ash) for name in ("ash", "birch", "cedar")]
+        await client.delete("/classes/ash")
+        assert await named(client) == {first: None, second: "birch", third: "cedar"}
+        await client.delete("/classes/birch?purge=true")
+        assert await named(client) == {first: None, third: "cedar"}
+        assert not list((model / ".serve" / "review").glob(f"{second:06}.*"))
+        task = next(task["id"] for task in (await client.get("/model")).json()["tasks"] if "cedar" in task["classes"])
+        await client.delete(f"/tasks/{task}?purge=true")
+        assert await named(client) == {first: None}
+
+
+async def test_a_picture_of_an_unknown_class_is_named(world: World, model: Path):
+    async with serving(model, review_days=2) as client:
+        await client.post("/rename", json={"old": "ash", "new": "Rowan"})
+        number = await corrected(client, "Rowan", pictures(world, "ash", "test")[0].read_bytes())
+        await client.post("/rollback", json={})
+        told = error_of(await client.post("/review-lesson"), 409)
+        assert f"picture {number} to look at ('a.png') is named 'Rowan'" in told
+        assert "name it again or remove it" in told
+        await client.post(f"/review/{number}", json={"label": "ash"})
+        assert (await finished(client, (await client.post("/review-lesson")).json()["id"]))["error"] is None

@@ -85,7 +85,10 @@ class Lessons:
         named = [(item, item.label) for item in self.review.items() if item.label is not None]
         if not named:
             raise Refusal(409, "no picture of the queue has been named yet")
-        self._refuse_unknown({label for _, label in named})
+        known = self.model.learner.classes
+        if strange := next(((item, label) for item, label in named if label not in known), None):
+            said = f"{strange[0].called} is named '{short(strange[1])}', which the model does not know"
+            raise Refusal(409, f"{said}; name it again or remove it")
         taken = {(each.id, each.added, each.label) for each in self.jobs.waiting_reviewed()}
         if not (left := [(item, label) for item, label in named if (item.id, item.added, label) not in taken]):
             raise Refusal(409, "the pictures that were named are being learned already", {"Retry-After": "10"})

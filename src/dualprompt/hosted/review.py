@@ -140,9 +140,25 @@ class Review:
     def say(self, number: int, label: str | None) -> Item:
         """Note what a picture shows; None: it is not known after all."""
         item = self.item(number)
-        write_json(self._record(number), asdict(item) | {"label": label})
+        self._write(item, label)
         item.label = label
         return item
+
+    def rename(self, labels: Collection[str], new: str | None) -> None:
+        """Call what has one of these labels otherwise, as the model does now; None: it is to be named again."""
+        for item in [item for item in self._items.values() if item.label in labels]:
+            item.label = new
+            try:
+                self._write(item, new)
+            except DualPromptError as problem:  # a full disk; the model is changed all the same
+                log.warning("%s", problem)
+
+    def forget(self, labels: Collection[str], purge: bool) -> None:
+        """Have what shows a forgotten class named again; with `purge`, delete it."""
+        if purge:
+            self.remove([item.id for item in self._items.values() if item.label in labels])
+        else:
+            self.rename(labels, None)
 
     def learned(self, pictures: Iterable[Reviewed]) -> None:
         """Delete what a lesson has learned, but nothing that was called otherwise meanwhile, which is learned anew."""
@@ -167,6 +183,9 @@ class Review:
                 self.remove([number for number, item in self._items.items() if item.added < oldest])
             except DualPromptError as problem:  # the others are there all the same
                 log.warning("%s", problem)
+
+    def _write(self, item: Item, label: str | None) -> None:
+        write_json(self._record(item.id), asdict(item) | {"label": label})
 
     def _record(self, number: int) -> Path:
         return self.folder / f"{number:06}.json"

@@ -38,6 +38,10 @@ log = logging.getLogger("dualprompt.serve")
 Done = TypeVar("Done")
 
 
+def _ignore(_: set[str]) -> None:
+    pass
+
+
 @dataclass(frozen=True)
 class Settings:
     """How to serve; the default is for one machine."""
@@ -228,7 +232,10 @@ class Service:
                 raise _unknown(what, kind)
             return Gone(name, versions.purge(path, owners) if purge else (), not known)
 
-        return await self._changed(work)
+        gone = await self._changed(work, lambda lost: self.review.forget(lost, purge))
+        if gone.before and kind == "class":
+            self.review.forget({gone.name}, purge)
+        return gone
 
     def _knows(self, what: int | str, kind: Kind) -> bool:
         learner = self.model.learner
@@ -238,11 +245,16 @@ class Service:
         """Go back to an earlier version; None: the one before."""
         await self._changed(lambda: self.model.rollback(number))
 
-    async def change(self, work: Callable[[ContinualLearner], Done]) -> Done:
-        """Change the model by `work`, which gets the saved one, and answer with what comes of it."""
-        return await self._changed(lambda: self.model.change(work))
+    async def change(
+        self, work: Callable[[ContinualLearner], Done], lost: Callable[[set[str]], None] = _ignore
+    ) -> Done:
+        """Change the model by `work`, which gets the saved one, and answer with what comes of it.
 
-    async def _changed(self, work: Callable[[], Done]) -> Done:
+        `lost` is called with the names that no class has any more.
+        """
+        return await self._changed(lambda: self.model.change(work), lost)
+
+    async def _changed(self, work: Callable[[], Done], lost: Callable[[set[str]], None] = _ignore) -> Done:
         if self.jobs.changing.locked() or self.jobs.count("queued"):
             raise Refusal(409, "a task is being learned; do this when it is done", {"Retry-After": "10"})
         async with self.jobs.changing:
@@ -253,6 +265,7 @@ class Service:
                 (names, tasks), (names_left, tasks_left) = _known(before), _known(self.model.learner)
                 self.jobs.forget(names - names_left, tasks - tasks_left)
                 self._accelerate()
+                lost(set(before.classes) - set(self.model.learner.classes))
 
 
 async def while_here(request: Request, work: Coroutine[Any, Any, Done]) -> Done:
