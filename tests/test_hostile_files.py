@@ -274,6 +274,7 @@ def test_mutations_of_records_of_a_server(rng: Random, tmp_path: Path) -> None:
     kinds: list[tuple[Any, Any]] = [
         (jobs._RECORD, {"next": 3, "jobs": [asdict(jobs.Job(2, "name", ["a"], 3))]}),
         (LESSON_KIND, asdict(Lesson("name", 1, False, {"a": [("000001.png", "b.png")]}))),
+        (LESSON_KIND, asdict(Lesson(None, None, False, {}, "more", reviewed=[review.Reviewed(1, 5.0, "a")]))),
         (LEARNED_KIND, asdict(Learned(1, "2026-11-18", 2))),
         (review._ITEM, asdict(review.Item(1, 5.0, "unsure", "a.png", "a"))),
     ]

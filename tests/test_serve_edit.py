@@ -11,7 +11,7 @@ from PIL import Image
 
 from dualprompt import ContinualLearner
 from sandbox import World, pictures
-from serving import SMALL, error_of, files, finished, lesson, png, serving
+from serving import SMALL, error_of, files, finished, lesson, serving
 
 from dualprompt.hosted.drift import HOURS, Drift  # isort: skip (after serving, which skips where the extra is missing)
 from dualprompt.hosted.review import DAY, Review  # isort: skip
@@ -96,6 +96,54 @@ async def test_what_is_purged_is_in_no_version(model: Path):
         assert (await client.delete("/classes/birch?purge=true")).status_code == 200
         held = [version["classes"] for version in (await client.get("/versions")).json()["versions"]]
         assert not any({"ash", "birch"} & set(classes) for classes in held)
+
+
+async def test_every_version_that_held_a_class_is_purged(world: World, model: Path):
+    async with serving(model) as client:
+
+        async def holding(name: str) -> list[int]:
+            found = (await client.get("/versions")).json()["versions"]
+            return [version["number"] for version in found if name in version["classes"]]
+
+        async def teach() -> None:
+            job = (await client.post("/tasks", files=lesson(world, "elm"))).json()["id"]
+            assert (await finished(client, job))["error"] is None
+
+        await teach()
+        assert (await client.delete("/classes/elm")).json()["purged"] == []
+        await teach()  # again, as another task
+        held = await holding("elm")
+        assert len(held) == 2
+        gone = (await client.delete("/classes/elm?purge=true")).json()
+        assert (gone["forgot"], gone["before"]) == ("elm", False)
+        assert set(held) <= set(gone["purged"])
+        assert await holding("elm") == []
+
+
+async def test_what_was_forgotten_before_can_be_purged_later(model: Path):
+    async with serving(model) as client:
+        tasks = (await client.get("/model")).json()["tasks"]
+        cedar = next(task["id"] for task in tasks if task["classes"] == ["cedar"])
+        assert (await client.delete(f"/tasks/{cedar}")).status_code == 200
+        version = (await client.get("/model")).json()["model_version"]
+        for path in ("/classes/cedar", f"/tasks/{cedar}"):
+            error_of(await client.delete(path), 404)
+        gone = (await client.delete("/classes/cedar?purge=true")).json()
+        assert (gone["forgot"], gone["before"], gone["model_version"]) == ("cedar", True, version)
+        assert len(gone["purged"]) == 1
+        held = [version["classes"] for version in (await client.get("/versions")).json()["versions"]]
+        assert held == [["ash", "birch"]]
+        for path in ("/classes/cedar", f"/tasks/{cedar}", "/classes/oak", "/tasks/99"):
+            error_of(await client.delete(f"{path}?purge=true"), 404)
+
+
+async def test_a_task_that_was_forgotten_before_can_be_purged_later(model: Path):
+    async with serving(model) as client:
+        first = (await client.get("/model")).json()["tasks"][0]
+        await client.delete(f"/tasks/{first['id']}")
+        gone = (await client.delete(f"/tasks/{first['id']}?purge=true")).json()
+        assert (gone["forgot"], gone["before"], len(gone["purged"])) == (f"task {first['id']}", True, 1)
+        assert len((await client.get("/versions")).json()["versions"]) == 1
 
 
 def correction(label: str, content: bytes = SMALL) -> dict[str, Any]:
@@ -189,12 +237,6 @@ def test_drift_counts_two_weeks_of_hours():
     now[0] += HOURS * 3600
     drift.count(True)
     assert [(hour.answers, hour.unsure) for hour in drift.hours()] == [(1, 1)]
-
-
-def test_large_pictures_are_shown_small():
-    from dualprompt.serve.reviewing import SHOWN, _small
-
-    assert len(_small(png(SHOWN * 4, SHOWN), "a.png", Limits())) < 5000
 
 
 async def test_where_it_looks(world: World, model: Path, tmp_path: Path):

@@ -21,7 +21,8 @@ from dualprompt.errors import DualPromptError
 from dualprompt.files import read_json, write_json
 from dualprompt.hosted.model import ServedModel
 from dualprompt.hosted.places import LAST_JOB, JobFolders, read_record
-from dualprompt.hosted.teach import FINDINGS, LEARNED, LEARNED_KIND, LESSON, JobKind, Lesson
+from dualprompt.hosted.review import Reviewed
+from dualprompt.hosted.teach import FINDINGS, LEARNED, LEARNED_KIND, LESSON, LESSON_KIND, JobKind, Lesson
 from dualprompt.inbound.limits import Limits, Refusal, busy
 from dualprompt.inbound.pictures import Picture, short
 from dualprompt.model import saved
@@ -67,11 +68,25 @@ class _Record:
 _RECORD = TypeAdapter(_Record)
 
 
-class Jobs:
-    """The queue of jobs of one model. `switched` is awaited when a job has saved a new model."""
+def _ignore(_: list[Reviewed]) -> None:
+    pass
 
-    def __init__(self, model: ServedModel, limits: Limits, switched: Callable[[], Awaitable[None]]) -> None:
-        self.model, self.limits, self.switched = model, limits, switched
+
+class Jobs:
+    """The queue of jobs of one model.
+
+    `switched` is awaited when a job has saved a new model; `reviewed` is told which pictures of the review queue a job
+    has learned, perhaps more than once.
+    """
+
+    def __init__(
+        self,
+        model: ServedModel,
+        limits: Limits,
+        switched: Callable[[], Awaitable[None]],
+        reviewed: Callable[[list[Reviewed]], None] = _ignore,
+    ) -> None:
+        self.model, self.limits, self.switched, self.reviewed = model, limits, switched, reviewed
         self.folders = JobFolders(model.work / "jobs")
         self.file = model.work / "jobs.json"
         self.jobs: dict[int, Job] = {}
@@ -82,7 +97,6 @@ class Jobs:
         self._task: asyncio.Task[None] | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._cancelled: set[int] = set()
-        self._afterwards: dict[int, Callable[[], None]] = {}
         self.findings: dict[int, Any] = {}  # of jobs that checked pictures; in memory alone, for they name files
 
     def start(self) -> None:
@@ -128,9 +142,20 @@ class Jobs:
         self._wake.set()
         return job
 
-    def when_done(self, job: Job, work: Callable[[], None]) -> None:
-        """Have something done when a job has been learned; a restart forgets it."""
-        self._afterwards[job.id] = work
+    def waiting_reviewed(self) -> list[Reviewed]:
+        """Return which pictures of the review queue are in jobs that have not ended."""
+        waiting = [job for job in self.jobs.values() if job.state in ("queued", "running")]
+        return [each for job in waiting for each in self._reviewed_in(job)]
+
+    def _reviewed_in(self, job: Job) -> list[Reviewed]:
+        """Return which pictures of the review queue are in a job, by its record."""
+        if job.kind != "more":
+            return []
+        try:
+            return read_record(self.folders.of(job.id) / LESSON, LESSON_KIND).reviewed
+        except DualPromptError as problem:
+            log.warning("%s", problem)
+            return []
 
     def cancel(self, job: Job) -> None:
         """Give up a job that is not finished."""
@@ -285,9 +310,11 @@ class Jobs:
         for old in finished[:-KEPT]:
             del self.jobs[old]
             self.findings.pop(old, None)
-        afterwards = self._afterwards.pop(job.id, None)
-        if afterwards and not error:
-            afterwards()
+        if not error and (learned := self._reviewed_in(job)):
+            try:
+                self.reviewed(learned)
+            except DualPromptError as problem:  # the model has learned them all the same
+                log.warning("%s", problem)
         self._cancelled.discard(job.id)
         self._try_to_save()
         self.folders.remove(job.id)  # only now: what was learned is recognised by what lies there

@@ -11,7 +11,7 @@ from starlette.requests import Request
 
 from dualprompt.hosted.jobs import Job, Jobs
 from dualprompt.hosted.model import ServedModel
-from dualprompt.hosted.review import Review
+from dualprompt.hosted.review import Item, Review, Reviewed
 from dualprompt.hosted.teach import JobKind, Lesson
 from dualprompt.inbound.limits import Limits, Refusal
 from dualprompt.inbound.pictures import Picture, check_label, level, open_picture, short, split_names, unpack
@@ -30,6 +30,7 @@ class Lessons:
 
     def __init__(self, model: ServedModel, jobs: Jobs, review: Review, limits: Limits) -> None:
         self.model, self.jobs, self.review, self.limits = model, jobs, review, limits
+        self._reviewing = asyncio.Lock()  # or two lessons would take the same pictures
 
     async def take(self, request: Request, kind: JobKind) -> Job:
         """Take an upload: new classes to learn, more pictures of known ones, or pictures to be checked."""
@@ -64,24 +65,34 @@ class Lessons:
     async def learn_reviewed(self) -> Job:
         """Queue all pictures of the review queue that somebody has named, as more pictures of their classes."""
         self.review.refuse_off()
-        named = [item for item in self.review.items() if item.label is not None]
-        if not named:
-            raise Refusal(409, "no picture of the queue has been named yet")
-        self._refuse_unknown({item.label for item in named if item.label})
-        async with self.jobs.room() as folder:
+        async with self._reviewing, self.jobs.room() as folder:
+            items = self._named()
 
             def copy() -> list[Picture]:
                 pictures = []
-                for item in named:
+                for item, label in items:
                     path = folder / "images" / f"{item.id % 1_000_000:06}.img"
-                    path.write_bytes(self.review.content(item.id))
-                    pictures.append(Picture(item.label or "", item.name, path))
+                    path.write_bytes(self.review.read(item))
+                    pictures.append(Picture(label, item.called, path))
                 return pictures
 
             pictures = await asyncio.to_thread(copy)
-            job = self.jobs.add(folder, pictures, Lesson(None, None, False, {}, "more"))
-        self.jobs.when_done(job, lambda: self.review.remove(item.id for item in named))
-        return job
+            reviewed = [Reviewed(item.id, item.added, label) for item, label in items]
+            return self.jobs.add(folder, pictures, Lesson(None, None, False, {}, "more", reviewed=reviewed))
+
+    def _named(self) -> list[tuple[Item, str]]:
+        """Return the pictures that a lesson of the review queue takes, with what they show; not those of another."""
+        named = [(item, item.label) for item in self.review.items() if item.label is not None]
+        if not named:
+            raise Refusal(409, "no picture of the queue has been named yet")
+        known = self.model.learner.classes
+        if strange := next(((item, label) for item, label in named if label not in known), None):
+            said = f"{strange[0].called} is named '{short(strange[1])}', which the model does not know"
+            raise Refusal(409, f"{said}; name it again or remove it")
+        taken = {(each.id, each.added, each.label) for each in self.jobs.waiting_reviewed()}
+        if not (left := [(item, label) for item, label in named if (item.id, item.added, label) not in taken]):
+            raise Refusal(409, "the pictures that were named are being learned already", {"Retry-After": "10"})
+        return left
 
     def _sink(self, folder: Path):  # noqa: ANN202 (a closure of the kind `inbound.uploads.Sink`)
         count = 0

@@ -6,6 +6,7 @@ that is started without the queue deletes what an earlier one kept.
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from collections.abc import Callable, Collection, Iterable
@@ -16,25 +17,46 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from dualprompt.errors import DualPromptError
-from dualprompt.files import disk_errors, write_json
+from dualprompt.files import disk_errors, read_bytes, reason, write_json
 from dualprompt.hosted.places import LAST_JOB, read_record
 from dualprompt.inbound.limits import Limits, Refusal
+from dualprompt.inbound.pictures import short
 
+log = logging.getLogger("dualprompt.serve")
 DAY = 24 * 3600
 _NAME = re.compile(r"[0-9]{6,9}\.(json|image)")
 Why = Literal["unsure", "wrong"]
+REMEDY = "remove it with DELETE /review/ID"
+
+
+Number = Annotated[int, Field(ge=1, le=LAST_JOB)]
+Seconds = Annotated[float, Field(ge=0, lt=2**53, allow_inf_nan=False)]  # since 1970
 
 
 @dataclass
 class Item:
     """A picture in the queue: what was answered, and what people say it is."""
 
-    id: Annotated[int, Field(ge=1, le=LAST_JOB)]
-    added: Annotated[float, Field(ge=0, lt=2**53, allow_inf_nan=False)]  # seconds since 1970
+    id: Number
+    added: Seconds
     why: Why
     name: str  # the sender's
     answered: str | None  # None: none of these
     label: str | None = None  # what it is; None: nobody has said so yet
+
+    @property
+    def called(self) -> str:
+        """What messages call it; several may have one name."""
+        return f"picture {self.id} to look at ('{short(self.name)}')"
+
+
+@dataclass
+class Reviewed:
+    """A picture of the queue that a lesson has, as it was then; `added` tells it from a later one of its number."""
+
+    id: Number
+    added: Seconds
+    label: str
 
 
 _ITEM = TypeAdapter(Item)
@@ -90,7 +112,14 @@ class Review:
 
     def content(self, number: int) -> bytes:
         """Return a picture as it was sent."""
-        return self._picture(self.item(number).id).read_bytes()
+        return self.read(self.item(number))
+
+    def read(self, item: Item) -> bytes:
+        """Return a picture of the queue; refuse one that is no longer as we wrote it. Any thread may ask."""
+        try:
+            return read_bytes(self._picture(item.id), self.limits.image_bytes)
+        except OSError as error:
+            raise Refusal(422, f"{item.called} cannot be read ({reason(error)}); {REMEDY}") from None
 
     def add(self, content: bytes, why: Why, name: str, answered: str | None, label: str | None = None) -> Item | None:
         """Keep a picture; where there is no room, one that is merely unsure is let go, and None is returned."""
@@ -111,23 +140,52 @@ class Review:
     def say(self, number: int, label: str | None) -> Item:
         """Note what a picture shows; None: it is not known after all."""
         item = self.item(number)
-        write_json(self._record(number), asdict(item) | {"label": label})
+        self._write(item, label)
         item.label = label
         return item
 
+    def rename(self, labels: Collection[str], new: str | None) -> None:
+        """Call what has one of these labels otherwise, as the model does now; None: it is to be named again."""
+        for item in [item for item in self._items.values() if item.label in labels]:
+            item.label = new
+            try:
+                self._write(item, new)
+            except DualPromptError as problem:  # a full disk; the model is changed all the same
+                log.warning("%s", problem)
+
+    def forget(self, labels: Collection[str], purge: bool) -> None:
+        """Have what shows a forgotten class named again; with `purge`, delete it."""
+        if purge:
+            self.remove([item.id for item in self._items.values() if item.label in labels])
+        else:
+            self.rename(labels, None)
+
+    def learned(self, pictures: Iterable[Reviewed]) -> None:
+        """Delete what a lesson has learned, but nothing that was called otherwise meanwhile, which is learned anew."""
+        for each in pictures:
+            item = self._items.get(each.id)
+            if item is not None and (item.added, item.label) == (each.added, each.label):
+                self.remove([each.id])
+
     def remove(self, numbers: Iterable[int]) -> None:
         """Delete pictures."""
-        for number in list(numbers):
-            if self._items.pop(number, None):
-                self._bytes.pop(number)
-                self._record(number).unlink(missing_ok=True)
+        for number in [number for number in numbers if number in self._items]:
+            with disk_errors(self.folder):
                 self._picture(number).unlink(missing_ok=True)
+                self._record(number).unlink(missing_ok=True)
+            del self._items[number], self._bytes[number]
 
     def tidy(self) -> None:
         """Delete what has been kept long enough."""
         if self.days is not None:
             oldest = self._clock() - self.days * DAY
-            self.remove([number for number, item in self._items.items() if item.added < oldest])
+            try:
+                self.remove([number for number, item in self._items.items() if item.added < oldest])
+            except DualPromptError as problem:  # the others are there all the same
+                log.warning("%s", problem)
+
+    def _write(self, item: Item, label: str | None) -> None:
+        write_json(self._record(item.id), asdict(item) | {"label": label})
 
     def _record(self, number: int) -> Path:
         return self.folder / f"{number:06}.json"

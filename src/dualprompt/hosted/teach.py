@@ -24,6 +24,7 @@ from dualprompt.console import words
 from dualprompt.errors import DualPromptError
 from dualprompt.files import write_json
 from dualprompt.hosted.places import read_record
+from dualprompt.hosted.review import REMEDY, Reviewed
 from dualprompt.progress import Advanced, Began, Ended, Event, Loss, Progress, Remarked, Work
 
 LEARNED = "learned.json"
@@ -38,6 +39,7 @@ SPANS = {
 }
 TRAINING = (0.3, 0.9)
 SECONDS_BETWEEN = 0.2
+OF_UPLOADS = "skip_bad=true leaves them out; POST /check names all"
 TEXT_CHARACTERS = 2000  # the server reads lines of at most 64 KiB
 
 OwnName = Annotated[str, Field(pattern=r"^[0-9]{6}\.[a-z0-9]{1,5}$")]  # no picture is read from anywhere else
@@ -61,6 +63,7 @@ class Lesson:
     left_out: list[tuple[str, str]] = field(default_factory=list)
     unreadable: list[tuple[str, str]] = field(default_factory=list)
     level: str | None = None
+    reviewed: list[Reviewed] = field(default_factory=list)  # what of the pictures to look at is in it
 
 
 @dataclass
@@ -141,7 +144,7 @@ def teach(model: Path, job: Path, reporter: Reporter) -> None:
             asked = {"epochs": lesson.epochs, "again": lesson.again, "skip_bad": lesson.skip_bad}
             task = learner.learn(data, lesson.name, progress=reporter, work=job / "work", **asked)
     except DualPromptError as error:
-        told = str(error).replace(SKIP_BAD, "skip_bad=true leaves them out; POST /check names all")
+        told = str(error).replace(SKIP_BAD, REMEDY if lesson.reviewed else OF_UPLOADS)
         raise DualPromptError(_renamed(told, names)) from error
     reporter.tell(progress=0.99, message="saving the model")
     # Whoever finds this job after a crash sees by it whether the saved model already has what it learned.

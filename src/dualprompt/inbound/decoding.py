@@ -24,7 +24,7 @@ from PIL import Image
 from dualprompt.inbound.limits import Limits, Refusal, unavailable
 from dualprompt.inbound.pictures import extent, is_jpeg, open_picture, short
 from dualprompt.learner import ContinualLearner
-from dualprompt.model.images import reduce_jpeg
+from dualprompt.model.images import reduce_jpeg, upright
 
 SMALL_AT_ONCE = 2
 JPEG_BYTES = 8192  # read at a time: some ask for minutes of work in 64 KiB, and are stopped only in between
@@ -83,16 +83,35 @@ class Decoders:
         self, pictures: Sequence[tuple[str, bytes]], learner: ContinualLearner
     ) -> list[np.ndarray | Refusal]:
         """Return the pixels of each picture, given as its name and content, or why there are none."""
-        costs = await self._stoppable(self._small, lambda stop: self._costs(pictures, learner.side, stop))
+        return await self._each(pictures, learner.side, learner.pixels)
+
+    async def small(self, name: str, content: bytes, side: int) -> Image.Image:
+        """Return a picture as a lesson sees it, upright and on white, but at most `side` pixels a side."""
+
+        def shrink(picture: Image.Image) -> Image.Image:
+            shown = upright(picture)
+            shown.thumbnail((side, side))
+            return shown
+
+        [found] = await self._each([(name, content)], side, shrink)
+        if isinstance(found, Refusal):
+            raise found
+        return found
+
+    async def _each(
+        self, pictures: Sequence[tuple[str, bytes]], side: int, look: Callable[[Image.Image], Found]
+    ) -> list[Found | Refusal]:
+        """Return what `look`, which decodes, finds in each picture; a JPEG is decoded no larger than `side` needs."""
+        costs = await self._stoppable(self._small, lambda stop: self._costs(pictures, side, stop))
         turn = asyncio.Semaphore(SMALL_AT_ONCE)  # pictures of other requests come in between
 
-        async def one(picture: tuple[str, bytes], cost: int | Refusal) -> np.ndarray | Refusal:
+        async def one(picture: tuple[str, bytes], cost: int | Refusal) -> Found | Refusal:
             if isinstance(cost, Refusal):
                 return cost
             async with turn:
                 pool = self._large if cost > self.limits.small_pixels else self._small
                 try:
-                    return await self._stoppable(pool, lambda stop: self._decode(*picture, learner, stop))
+                    return await self._stoppable(pool, lambda stop: self._decode(*picture, side, look, stop))
                 except Refusal as refusal:
                     return refusal
 
@@ -144,15 +163,17 @@ class Decoders:
                 found.append(refusal)
         return found
 
-    def _decode(self, name: str, content: bytes, learner: ContinualLearner, stop: threading.Event) -> np.ndarray:
+    def _decode(
+        self, name: str, content: bytes, side: int, look: Callable[[Image.Image], Found], stop: threading.Event
+    ) -> Found:
         source = Source(content, stop)
         try:
             with open_picture(source, name, self.limits) as picture:
                 source.until = time.monotonic() + self.limits.image_seconds
                 if is_jpeg(picture):
                     picture.decodermaxblock = JPEG_BYTES
-                reduce_jpeg(picture, learner.side)
-                return learner.pixels(picture)
+                reduce_jpeg(picture, side)
+                return look(picture)
         except Refusal:
             raise
         except AbandonedError:

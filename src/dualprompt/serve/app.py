@@ -21,6 +21,7 @@ from dualprompt.hosted.jobs import Job
 from dualprompt.hosted.model import ServedModel, describe
 from dualprompt.inbound.guard import Guard, answer_refusal
 from dualprompt.inbound.limits import Refusal
+from dualprompt.model.names import Kind
 from dualprompt.serve.editing import add_editing
 from dualprompt.serve.plain import PlainRefusals
 from dualprompt.serve.replies import Begun, Drifting, Forgotten, Health, HourCount, ModelInfo, Predictions
@@ -167,17 +168,18 @@ def begun(job: Job) -> JSONResponse:
 def add_forgetting(app: FastAPI, service: Service, changes: Dependencies) -> None:
     """Add the routes that forget a task or a class."""
 
+    async def forgotten(what: int | str, kind: Kind, purge: bool) -> Forgotten:
+        gone = await service.forget(what, kind, purge)
+        told = {"forgot": gone.name, "purged": list(gone.purged), "before": gone.before}
+        return Forgotten(**told, model_version=service.model.version)
+
     @app.delete("/tasks/{task}", summary="Forget a task", responses=REFUSALS, dependencies=changes)
     async def forget_task(task: int, purge: bool = False) -> Forgotten:
-        if task not in {known.id for known in service.model.learner.tasks}:
-            raise Refusal(404, f"there is no task {task}")
-        return Forgotten(forgot=await service.forget(task, "task", purge), model_version=service.model.version)
+        return await forgotten(task, "task", purge)
 
     @app.delete("/classes/{name:path}", summary="Forget a class", responses=REFUSALS, dependencies=changes)
     async def forget_class(name: str, purge: bool = False) -> Forgotten:
-        if name not in service.model.learner.classes:
-            raise Refusal(404, f"the model knows no class '{name[:80]}'")
-        return Forgotten(forgot=await service.forget(name, "class", purge), model_version=service.model.version)
+        return await forgotten(name, "class", purge)
 
 
 def add_insight(app: FastAPI, service: Service, asks: Dependencies) -> None:

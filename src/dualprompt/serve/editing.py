@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import FastAPI, Request
 
+from dualprompt.data.folder import one_form
 from dualprompt.inbound.limits import Refusal
 from dualprompt.inbound.pictures import check_label
 from dualprompt.inbound.uploads import read_json
@@ -25,6 +27,10 @@ def add_editing(app: FastAPI, service: Service, asks: Dependencies, changes: Dep
         if name not in service.model.learner.classes:
             raise Refusal(404, f"the model knows no class '{name[:80]}'")
 
+    def named(name: str) -> Callable[[set[str]], None]:
+        """Have pictures to look at that were called otherwise called so."""
+        return lambda lost: service.review.rename(lost, one_form(name))
+
     def changed() -> Changed:
         return Changed(classes=list(service.model.learner.classes), model_version=service.model.version)
 
@@ -35,7 +41,7 @@ def add_editing(app: FastAPI, service: Service, asks: Dependencies, changes: Dep
         wanted = await read_json(request, service.limits, Rename)
         known(wanted.old)
         name = check_label(wanted.new, service.limits)
-        await service.change(lambda learner: learner.rename(wanted.old, name))
+        await service.change(lambda learner: learner.rename(wanted.old, name), named(name))
         return changed()
 
     @app.post("/merge", summary="Make several classes one", openapi_extra=json_body(Merge), **options)
@@ -44,7 +50,7 @@ def add_editing(app: FastAPI, service: Service, asks: Dependencies, changes: Dep
         for name in wanted.classes:
             known(name)
         into = check_label(wanted.into, service.limits)
-        await service.change(lambda learner: learner.merge(wanted.classes, into))
+        await service.change(lambda learner: learner.merge(wanted.classes, into), named(into))
         return changed()
 
     @app.post(

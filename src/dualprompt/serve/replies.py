@@ -121,6 +121,8 @@ class Forgotten(Reply):
     """What is gone."""
 
     forgot: str
+    purged: list[int] = Field(description="numbers of the earlier versions that were removed; without purge none is")
+    before: bool = Field(description="whether the model had forgotten it before, so that only earlier versions held it")
     model_version: str
 
 

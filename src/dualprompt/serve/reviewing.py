@@ -10,12 +10,12 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
-from dualprompt.inbound.limits import Limits, Refusal
-from dualprompt.inbound.pictures import check_label, open_picture, short
+from dualprompt.inbound.limits import Refusal
+from dualprompt.inbound.pictures import check_label, short
 from dualprompt.inbound.uploads import Allowance, read, read_json
 from dualprompt.serve.replies import Begun, ReviewItem, ReviewList
 from dualprompt.serve.schema import CORRECTION, REFUSALS, json_body
-from dualprompt.serve.service import Service
+from dualprompt.serve.service import Service, while_here
 from dualprompt.serve.wishes import Named
 
 Dependencies = list[Any]
@@ -49,16 +49,19 @@ def add_review(app: FastAPI, service: Service, changes: Dependencies) -> None:
             raise Refusal(422, "send one image as 'images' and what it shows as 'label'")
         name, content = short(pictures[0].filename or "image"), pictures[0].take()
         label = known(values["label"])
-        open_picture(content, name, service.limits).close()
+        await while_here(request, service.decoders.small(name, content, SHOWN))  # what cannot be decoded is refused
+        label = known(label)  # still: it may have been renamed meanwhile
         item = review.add(content, "wrong", name, short(values.get("answered", "")) or None, label)
         assert item is not None
         return ReviewItem(**asdict(item))
 
     @app.get("/review/{item}/image", summary="A picture of the queue, small, as PNG", **options)
-    async def image(item: int) -> Response:
+    async def image(item: int, request: Request) -> Response:
         content, name = review.content(item), review.item(item).name
-        shown = await asyncio.to_thread(_small, content, name, service.limits)
-        return Response(shown, media_type="image/png")
+        shown = await while_here(request, service.decoders.small(name, content, SHOWN))
+        file = io.BytesIO()
+        await asyncio.to_thread(shown.save, file, "PNG")
+        return Response(file.getvalue(), media_type="image/png")
 
     @app.post("/review/{item}", summary="Say what a picture shows", openapi_extra=json_body(Named), **options)
     async def name_it(item: int, request: Request) -> ReviewItem:
@@ -88,13 +91,3 @@ def _one_image():  # noqa: ANN202 (a closure of the kind `inbound.uploads.Sink`)
             raise Refusal(422, "send one image, in the field 'images'")
 
     return sink
-
-
-def _small(content: bytes, name: str, limits: Limits) -> bytes:
-    with open_picture(content, name, limits) as picture:
-        picture.draft("RGB", (SHOWN, SHOWN))
-        shown = picture.convert("RGB")
-    shown.thumbnail((SHOWN, SHOWN))
-    file = io.BytesIO()
-    shown.save(file, "PNG")
-    return file.getvalue()

@@ -14,6 +14,7 @@ import numpy as np
 from PIL import Image
 from starlette.requests import Request
 
+from dualprompt.data.folder import one_form
 from dualprompt.errors import DualPromptError
 from dualprompt.hosted.drift import Drift, is_unsure
 from dualprompt.hosted.jobs import Jobs
@@ -37,6 +38,10 @@ log = logging.getLogger("dualprompt.serve")
 Done = TypeVar("Done")
 
 
+def _ignore(_: set[str]) -> None:
+    pass
+
+
 @dataclass(frozen=True)
 class Settings:
     """How to serve; the default is for one machine."""
@@ -46,6 +51,15 @@ class Settings:
     largest_batch: int = 16
     batch_wait: float = 0.004
     review_days: float | None = None  # how long pictures to look at are kept; None: none is
+
+
+@dataclass(frozen=True)
+class Gone:
+    """What was forgotten, and the numbers of the versions that were removed with it."""
+
+    name: str
+    purged: tuple[int, ...]
+    before: bool  # the model itself had forgotten it before
 
 
 class Service:
@@ -61,12 +75,12 @@ class Service:
             settings.limits.queued_images,
             self.metrics.batches.observe,
         )
-        self.jobs = Jobs(model, settings.limits, self.switched)
+        self.review = Review(model.work / "review", settings.limits, settings.review_days)
+        self.jobs = Jobs(model, settings.limits, self.switched, self.review.learned)
         self.metrics.queue.set_function(lambda: len(self.batcher))
         self.metrics.watch(model, self.jobs)
         self.decoders = Decoders(settings.limits)
         self.drift = Drift()
-        self.review = Review(model.work / "review", settings.limits, settings.review_days)
         self.lessons = Lessons(model, self.jobs, self.review, settings.limits)
         self._held = 0  # bytes of requests in memory
         self._explaining = 0  # requests in hand
@@ -196,36 +210,51 @@ class Service:
             except DualPromptError as problem:  # a full disk; who asked has the answer all the same
                 log.warning("%s", problem)
 
-    async def forget(self, what: int | str, kind: Kind, purge: bool = False) -> str:
-        """Forget a task by its number or a class by its name; return the name of what is gone.
+    async def forget(self, what: int | str, kind: Kind, purge: bool = False) -> Gone:
+        """Forget a task by its number or a class by its name.
 
-        With `purge`, the earlier versions that hold it are removed too.
+        With `purge`, every earlier version that holds it is removed too, also where the model itself has forgotten it
+        before.
         """
-        before = self._rows()
+        what = one_form(what) if isinstance(what, str) else what
+        if not (purge or self._knows(what, kind)):
+            raise _unknown(what, kind)
 
-        def work(learner: ContinualLearner) -> str:
-            gone = learner.forget(what, kind)
-            return gone if isinstance(gone, str) else gone.name
+        def work() -> Gone:
+            path = self.model.path
+            owners = versions.holders(path, what, kind) if purge else set[int]()
+            if known := self._knows(what, kind):
+                gone = self.model.change(lambda learner: learner.forget(what, kind))
+                name = gone if isinstance(gone, str) else gone.name
+            elif owners:
+                name = what if isinstance(what, str) else f"task {what}"
+            else:
+                raise _unknown(what, kind)
+            return Gone(name, versions.purge(path, owners) if purge else (), not known)
 
-        name = await self.change(work)
-        if purge:
-            owners = {task for task, _ in before - self._rows()}
-            async with self.jobs.changing:
-                await asyncio.to_thread(versions.purge, self.model.path, owners)
-        return name
+        gone = await self._changed(work, lambda lost: self.review.forget(lost, purge))
+        if gone.before and kind == "class":
+            self.review.forget({gone.name}, purge)
+        return gone
 
-    def _rows(self) -> set[tuple[int, str]]:
-        return {(task.id, label) for task in self.model.learner.tasks for label in task.classes}
+    def _knows(self, what: int | str, kind: Kind) -> bool:
+        learner = self.model.learner
+        return what in ([task.id for task in learner.tasks] if kind == "task" else learner.classes)
 
     async def rollback(self, number: int | None) -> None:
         """Go back to an earlier version; None: the one before."""
         await self._changed(lambda: self.model.rollback(number))
 
-    async def change(self, work: Callable[[ContinualLearner], Done]) -> Done:
-        """Change the model by `work`, which gets the saved one, and answer with what comes of it."""
-        return await self._changed(lambda: self.model.change(work))
+    async def change(
+        self, work: Callable[[ContinualLearner], Done], lost: Callable[[set[str]], None] = _ignore
+    ) -> Done:
+        """Change the model by `work`, which gets the saved one, and answer with what comes of it.
 
-    async def _changed(self, work: Callable[[], Done]) -> Done:
+        `lost` is called with the names that no class has any more.
+        """
+        return await self._changed(lambda: self.model.change(work), lost)
+
+    async def _changed(self, work: Callable[[], Done], lost: Callable[[set[str]], None] = _ignore) -> Done:
         if self.jobs.changing.locked() or self.jobs.count("queued"):
             raise Refusal(409, "a task is being learned; do this when it is done", {"Retry-After": "10"})
         async with self.jobs.changing:
@@ -236,6 +265,7 @@ class Service:
                 (names, tasks), (names_left, tasks_left) = _known(before), _known(self.model.learner)
                 self.jobs.forget(names - names_left, tasks - tasks_left)
                 self._accelerate()
+                lost(set(before.classes) - set(self.model.learner.classes))
 
 
 async def while_here(request: Request, work: Coroutine[Any, Any, Done]) -> Done:
@@ -255,6 +285,11 @@ async def while_here(request: Request, work: Coroutine[Any, Any, Done]) -> Done:
 async def _left(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+def _unknown(what: int | str, kind: Kind) -> Refusal:
+    said = f"there is no task {what}" if kind == "task" else f"the model knows no class '{short(str(what))}'"
+    return Refusal(404, said)
 
 
 def _known(learner: ContinualLearner) -> tuple[set[str], set[int]]:
