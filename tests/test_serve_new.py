@@ -194,6 +194,8 @@ async def test_the_client_of_the_package(world: World, model: Path):
             with pytest.raises(RefusedError, match="there is no task") as refused:
                 client.forget(task=done["task"])
             assert refused.value.status == 404
+            gone = client.forget(task=done["task"], purge=True)  # of the versions that still have it
+            assert (gone["before"], len(gone["purged"])) == (True, 2)
             with pytest.raises(RefusedError, match="token"):
                 Client(client.url).forget(label="ash")
             with pytest.raises(DualPromptError, match="either"):

@@ -121,8 +121,11 @@ def test_purging_leaves_nothing_of_what_is_forgotten(model: Path) -> None:
     assert numbers(model) == [1, 4]
     assert not any(name in everything(model) for name in ("elm", "wych"))
     assert len(list(model.glob("weights-*"))) == 2
+    (model / ".serve" / "review").mkdir(parents=True)
+    (model / ".serve" / "review" / "000001.image").write_bytes(b"")
     told = call("forget", model, "first", "--purge")
     assert "removed 2 earlier versions that held it" in told.out
+    assert f"{model / '.serve' / 'review'} has pictures" in told.out.replace("\n", " ").replace("  ", " ")
     assert numbers(model) == [5]
     assert "birch" not in everything(model)
     assert [file.name for file in model.glob("weights-*")] == [saved.record(model).tensors.file]

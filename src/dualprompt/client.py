@@ -100,12 +100,12 @@ class Client:
                 raise DualPromptError(f"job {job['id']} is not done after {seconds:.0f} s; it goes on at the server")
             time.sleep(POLL_SECONDS)
 
-    def forget(self, *, task: int | None = None, label: str | None = None) -> dict[str, Any]:
-        """Make the model forget a task, by its id, or a class."""
+    def forget(self, *, task: int | None = None, label: str | None = None, purge: bool = False) -> dict[str, Any]:
+        """Make the model forget a task, by its id, or a class; with `purge`, in all its versions."""
         if (task is None) == (label is None):
             raise DualPromptError("say either which task or which class (label) is to be forgotten")
         path = f"/tasks/{task}" if label is None else f"/classes/{quote(label, safe='')}"
-        return self._ask("DELETE", path)
+        return self._ask("DELETE", f"{path}?purge=true" if purge else path)
 
     def info(self) -> dict[str, Any]:
         """Return what the model knows."""

@@ -191,6 +191,9 @@ def do_forget(options: argparse.Namespace) -> None:
     messages = [forgotten(learner, gone) if gone is not None else f"'{what}' was forgotten before"]
     if options.purge:
         messages.append(f"removed {counted(len(purged), 'earlier version')} that held it")
+        queue = options.model / ".serve" / "review"
+        if queue.is_dir() and any(queue.iterdir()):
+            messages.append(f"{queue} has pictures that a server keeps to be looked at; those of it were not removed")
     elif older:
         kind = [f"--{options.kind}"] if options.kind else []
         again = shlex.join(["dualprompt", "forget", str(options.model), options.what, *kind, "--purge"])
