@@ -70,6 +70,7 @@ def test_a_pinned_order_ignores_the_runs_seed() -> None:
         ({"class_order": "random"}, "not 'random'"),
         ({"class_order": "pilot-1", "class_order_seed": 2}, "leave benchmark.class_order_seed empty"),
         ({"class_order": [0, 1], "class_order_seed": 2}, "leave benchmark.class_order_seed empty"),
+        ({"class_order_seed": 2}, "would draw nothing: set class_order: shuffled"),
         ({"class_order": {"a": 1}}, "bad value for 'benchmark.class_order'"),
         ({"first": 50}, "set benchmark.tasks too"),
         ({"first": 50, "tasks": [50, 50]}, "set benchmark.tasks too"),

@@ -74,9 +74,9 @@ def test_summary_and_the_rest() -> None:
 
 
 def test_the_variance_of_an_accuracy_is_that_of_coin_tosses() -> None:
-    # 50 of 100 right: p (1 − p) / n = 0.0025, a standard error of 5 points; a task where all are right adds nothing.
+    # 50 of 100 right: p (1 − p) / n = 0.0025, a standard error of 5 points; where all are right, one more of each.
     assert metrics.variance([[50.0]], [100]) == pytest.approx(25)
-    assert metrics.variance([[1.0], [50.0, 100.0]], [100, 7]) == pytest.approx(25 / 4)
+    assert metrics.variance([[1.0], [50.0, 100.0]], [100, 7]) == pytest.approx((25 + 1e4 * 8 / 81 / 7) / 4)
     assert metrics.variance(THREE, [10, 30, 40]) == pytest.approx((60 * 40 / 10 + 50 * 50 / 30 + 90 * 10 / 40) / 9)
     tosses = [100 * sum(map(int, f"{draw:04b}")) / 4 for draw in range(16)]  # every outcome of four tosses
     assert metrics.variance([[50.0]], [4]) == pytest.approx(statistics.pvariance(tosses))

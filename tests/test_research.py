@@ -190,6 +190,24 @@ def test_splits_as_others_have_them(world: World, tmp_path: Path) -> None:
     assert not (tmp_path / "wrong").exists()
 
 
+def test_runs_of_one_second_have_folders_of_their_own(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DUALPROMPT_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setattr("time.strftime", lambda *_: "20260101-000000")
+    for seed in range(3):
+        dualprompt.fit(own(), "simple-cil", backbone=str(world.weights), tasks=2, seed=seed)
+    [first, second, third] = sorted((tmp_path / "runs").iterdir())
+    assert (second.name, third.name) == (f"{first.name}-2", f"{first.name}-3")
+    with pytest.raises(DualPromptError, match="tasks"):
+        dualprompt.fit(own(), "simple-cil", backbone=str(world.weights), tasks=77)
+    assert len(list((tmp_path / "runs").iterdir())) == 3, "a run that did not begin leaves no folder"
+    (tmp_path / "file").write_text("mine")
+    monkeypatch.setenv("DUALPROMPT_RUNS", str(tmp_path / "file"))
+    with pytest.raises(DualPromptError, match="cannot be written"):
+        dualprompt.fit(own(), "simple-cil", backbone=str(world.weights), tasks=2)
+
+
 def test_several_seeds_are_a_group_of_other_runs(world: World, tmp_path: Path) -> None:
     found = dualprompt.fit(own(), "simple-cil", backbone=str(world.weights), tasks=2, seeds=2, out=tmp_path / "runs")
     assert isinstance(found, FinishedGroup)

@@ -81,7 +81,7 @@ def check_rows(value: Any, folder: Path) -> None:
             numbers = [result_of(run)[key] for run in row["runs"]]
             if None not in numbers:
                 assert row[key] == pytest.approx(statistics.mean(numbers))
-                assert row[f"{key}_std"] == pytest.approx(statistics.stdev(numbers) if len(numbers) > 1 else 0)
+                assert row[f"{key}_std"] == (pytest.approx(statistics.stdev(numbers)) if len(numbers) > 1 else None)
         configs = [config_of(run)["benchmark"] for run in row["runs"]]
         wanted = ("validation", 0.2) if row["judged_on"] == "validation" else ("test", 0.0)
         assert {(config["evaluate_on"], config["validation"]) for config in configs} == {wanted}

@@ -53,6 +53,22 @@ def test_on_one_seed_two_binomial_errors_decide() -> None:
     assert decide(forgotten) == "cannot be told"
 
 
+def test_all_right_or_all_wrong_of_one_image_is_no_proof() -> None:
+    def of(right: int) -> dict[str, Any]:
+        rows = [[100.0 if task < right else 0.0 for task in range(step + 1)] for step in range(10)]
+        return result(0, 10.0 * right) | {"accuracy_matrix": rows, "judged_images": [1] * 10}
+
+    found = paired([of(6)], [of(5)])
+    assert found is not None
+    assert found.mean == 10
+    assert found.margin is not None
+    assert found.margin > 20
+    assert not found.clear
+    many = paired([of(6) | {"judged_images": [1000] * 10}], [of(5) | {"judged_images": [1000] * 10}])
+    assert many is not None
+    assert many.clear
+
+
 def test_only_seeds_that_both_have_are_compared() -> None:
     gap = paired(several(51, 62, 43), several(50, 60))
     assert gap is not None

@@ -78,6 +78,9 @@ class BenchmarkConfig(Strict):
             )
         if self.class_order_seed is not None and (known is True or known[2]):
             raise ValueError("class_order says which order it is by itself: leave benchmark.class_order_seed empty")
+        drawn = self.class_order != "fixed" or (self.shots, self.imbalance) != (None, None)
+        if self.class_order_seed is not None and not drawn and self.stream in ("class", "domain"):
+            raise ValueError("class_order is fixed, so class_order_seed would draw nothing: set class_order: shuffled")
         return self
 
     @property

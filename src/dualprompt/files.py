@@ -90,6 +90,32 @@ _STRANGE = "is a link, a pipe or a device, which we never make; look what it is,
 
 
 @contextlib.contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """Make a folder that nobody else has: `path`, or with a number behind it. One that is left empty goes again."""
+    folder = path
+    while not _made(folder):
+        number = 1 + int(folder.name.removeprefix(path.name).strip("-") or 1)
+        folder = path.with_name(f"{path.name}-{number}")
+    try:
+        yield folder
+    finally:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+
+def _made(folder: Path) -> bool:
+    """Make a folder; return False if something of its name is there."""
+    with disk_errors(folder):
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            if not os.path.lexists(folder):  # it is a parent that is no folder
+                raise
+            return False
+    return True
+
+
+@contextlib.contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
     """Turn what the disk refuses (full, read-only, no permission, too large a file) into one clear message."""
     try:

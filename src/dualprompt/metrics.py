@@ -118,9 +118,14 @@ def mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
 
 
 def variance(S: Matrix, images: Sequence[int]) -> float:
-    """Return the binomial variance of A_T, in squared percent: how it would scatter over draws of the test images."""
+    """Return the binomial variance of A_T, in squared percent: how it would scatter over draws of the test images.
+
+    All right or all wrong is no proof that nothing scatters: such a task counts as if one image more had been right and
+    one more wrong (Laplace).
+    """
     check(S)
-    return float(sum(s * (100 - s) / n for s, n in zip(S[-1], images, strict=True)) / len(S) ** 2)
+    shares = [s if 0 < s < 100 else 100 * (s * n / 100 + 1) / (n + 2) for s, n in zip(S[-1], images, strict=True)]
+    return float(sum(s * (100 - s) / n for s, n in zip(shares, images, strict=True)) / len(S) ** 2)
 
 
 def summarise(

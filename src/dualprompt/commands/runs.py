@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import shlex
 import time
 from pathlib import Path
@@ -100,7 +101,7 @@ def add(commands: Commands) -> None:
 def do_run(options: argparse.Namespace) -> None:
     """Learn a benchmark."""
     from dualprompt.console import Terminal
-    from dualprompt.files import runs_root
+    from dualprompt.files import new_folder, runs_root
     from dualprompt.training import group
 
     if options.seeds < 1:
@@ -119,9 +120,10 @@ def do_run(options: argparse.Namespace) -> None:
     }
     overrides |= {key: value for key, value in flags.items() if value is not None}
     name, members = _one_method(options, overrides) if options.methods is None else _lines(options, overrides)
-    out = options.out or runs_root() / f"{Path(options.preset).stem}-{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    with Terminal() as terminal:
-        runs = group.start(members, out, terminal)
+    own = runs_root() / f"{Path(options.preset).stem}-{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    with contextlib.ExitStack() as stack:
+        out = options.out or stack.enter_context(new_folder(own))
+        runs = group.start(members, out, stack.enter_context(Terminal()))
     conclude(options, runs, out)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,7 +83,8 @@ def save(path: Path, *pictures: Picture) -> Path:
     import matplotlib
 
     form = path.suffix.removeprefix(".")
-    with matplotlib.rc_context(STYLE), atomic(path) as partial:  # pyright: ignore[reportArgumentType]
+    with matplotlib.rc_context(STYLE), warnings.catch_warnings(), atomic(path) as partial:  # pyright: ignore[reportArgumentType]
+        warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)  # a name in another script; the text has it
         figure_of(*pictures).savefig(partial, format=form, metadata={"Date": None} if form == "svg" else None)
         if form == "svg":
             partial.write_text(_smaller(partial.read_text(encoding="utf-8")), encoding="utf-8")

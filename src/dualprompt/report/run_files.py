@@ -108,7 +108,8 @@ def _over_seeds(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     for key in (*(key for key, _ in (*tables.METRICS, *tables.ONLINE)), *tables.MORE):
         numbers = [result[key] for result in results if result.get(key) is not None]
         if numbers:
-            value[key], value[f"{key}_std"] = mean_and_deviation(numbers)
+            mean, deviation = mean_and_deviation(numbers)
+            value |= {key: mean, f"{key}_std": deviation if len(numbers) > 1 else None}
     for key in ("accuracy_matrix", "matching_matrix", "task_known_matrix"):
         if all(result[key] is not None for result in results):
             rows = zip(*(result[key] for result in results), strict=True)

@@ -81,7 +81,7 @@ def headline_sheet(results: Sequence[Result]) -> Sheet:
         rows.append((name, str(len(group)), *(_mean(group, key) for key, _ in shown), *sizes))
     remarks = explained(len(group) for group in by_method(results).values()) or _one_seed(results)
     if not repeats:
-        remarks.append("BWT is −F but where the accuracy on a task rose after it was learned and fell again")
+        remarks.append("BWT is −F unless the accuracy on a task rose between when it was learned and the last task")
     if all(map(is_online, results)):
         remarks.append("A_auc: mean accuracy on all classes so far, over evaluations on the way; A_last: at the end")
     remarks += unfair(results)

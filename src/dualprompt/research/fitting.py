@@ -12,7 +12,7 @@ from dualprompt.config import RunConfig, as_layer, compose, own_defaults, parse
 from dualprompt.data.memory import dataset_of, known
 from dualprompt.data.sources import Dataset
 from dualprompt.errors import DualPromptError
-from dualprompt.files import runs_root, with_home
+from dualprompt.files import new_folder, runs_root, with_home
 from dualprompt.progress import SILENT, Progress
 from dualprompt.research.finished import FinishedGroup, FinishedRun
 from dualprompt.training import group
@@ -60,7 +60,6 @@ def fit(
     given = {} if isinstance(benchmark, str) else _named(benchmark)
     chosen = {"name": method} if isinstance(method, str) else dict(method)
     above = {**flat(options), **flat({"method": chosen}), "backbone.name": backbone}
-    folder = with_home(out) if out else runs_root() / time.strftime("fit-%Y%m%d-%H%M%S")
     with known(given), ExitStack() as stack:
         if isinstance(benchmark, str):
             above |= {} if tasks is None else {"benchmark.tasks": tasks}
@@ -73,6 +72,8 @@ def fit(
             progress = stack.enter_context(Terminal()) if progress else SILENT
         first = config.seed
         configs = [config.model_copy(update={"seed": first + number}) for number in range(seeds)]
+        own = runs_root() / time.strftime("fit-%Y%m%d-%H%M%S")
+        folder = with_home(out) if out else stack.enter_context(new_folder(own))
         runs = group.start(group.plan(configs, baseline=False), folder, progress)
     found = tuple(FinishedRun(run) for run in runs)
     return found[0] if seeds == 1 else FinishedGroup(folder, found)

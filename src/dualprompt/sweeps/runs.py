@@ -45,12 +45,12 @@ class OverSeeds:
         return [value for result in self.results if (value := measure.of(result)) is not None]
 
     def metrics(self) -> dict[str, float | None]:
-        """Return the mean of every number, and its deviation as `…_std`, in full precision."""
+        """Return the mean of every number and its deviation as `…_std`, None for one seed, in full precision."""
         found: dict[str, float | None] = {}
         for each in MEASURES:
             numbers = self.measured(each)
             mean, deviation = mean_and_deviation(numbers) if numbers else (None, None)
-            found |= {each.key: mean, f"{each.key}_std": deviation}
+            found |= {each.key: mean, f"{each.key}_std": deviation if len(numbers) > 1 else None}
         return found
 
 
