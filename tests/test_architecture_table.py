@@ -132,10 +132,20 @@ def test_each_method_has_the_network_of_its_authors() -> None:
     assert {name for (group, _), name in found.items() if group == "ViT"} == {"vit-b16-in21k"}
 
 
+def test_the_lines_on_the_vit_can_be_left_out() -> None:
+    methods, without = architecture.default_methods(), {"backbone.name": "none"}
+    found = architecture.entries("split-cifar100", "short", methods, architecture.Backbones(), without)
+    assert {each.group for each in found} == {"ResNet-18", "ResNet-152"}
+    assert [each.method for each in found if each.line] == ["upper-bound", *paper.ARCHITECTURES]
+    assert {each.line.config.backbone.name for each in found if each.line} >= {"resnet18-cifar", "resnet18-cifar-pool"}
+
+
 def test_options_of_the_other_table_are_refused(world: World) -> None:
     refused = call("table", "architecture", "--buffers", "10")
     assert "--buffers, --against and --columns are for table main" in refused.error
     assert "has no method 'er'" in call("table", "architecture", "--methods", "er").error
+    nothing = call("table", "architecture", "--methods", "dualprompt", "--backbone", "none").error
+    assert "give other --methods, a ViT as --backbone" in nothing
     assert "for table architecture" in call("table", "main", "--resnet152", "x.pth", "--methods", "er").error
 
 

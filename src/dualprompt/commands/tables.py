@@ -41,6 +41,7 @@ examples:
   dualprompt table main --benchmark mini --seeds 5 --seeds-finetune 1 --against frozen-head --publish mini.json
   dualprompt table architecture --recipe short --seeds 2 --backbone embedded
   dualprompt table architecture --methods dynaer,upper-bound --seeds 1 --resnet152 ./resnet152.safetensors
+  dualprompt table architecture --recipe short --backbone none              without the lines on the ViT
   dualprompt table protocol ranpac                          reported beside ours, where weights and data are here
   dualprompt table protocol ranpac/cifar100 --backbone embedded
 """
@@ -148,7 +149,9 @@ def do_architecture(options: argparse.Namespace) -> None:
     entries = architecture.entries(options.benchmark, recipe, methods, backbones, many_overrides(options))
     lines = [entry.line for entry in entries if entry.line is not None]
     if not lines:
-        raise DualPromptError(f"no line of the table can be run: {architecture.NO_WEIGHTS}")
+        raise DualPromptError(
+            "no line of the table can be run: give other --methods, a ViT as --backbone, or weights as --resnet152 FILE"
+        )
     rows = carried_out(options, lines, main_table.Seeds(seeds_of(options), options.seeds_finetune))
     table = architecture.rows(entries, rows)
     values = [row.values() for row in table]

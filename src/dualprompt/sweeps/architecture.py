@@ -18,6 +18,7 @@ from dualprompt.sweeps.main_table import Line, TableRow, fairness, other_code, s
 BOUND = "upper-bound"
 CIFAR = "resnet18-cifar"
 RESNET18, RESNET152, VIT = "ResNet-18", "ResNet-152", "ViT"
+NONE = "none"  # as --backbone: without the lines on the ViT
 NO_WEIGHTS = "not run: it needs ImageNet weights, as --resnet152 FILE gives them"
 LAST, MEAN = "average_accuracy", "mean_over_steps"
 MIXED = (
@@ -123,6 +124,7 @@ def entries(
     """Return the places of the table, in its order.
 
     Those on ResNets have the `recipe`; those on the ViT have the preset's own, and alone take overrides of `backbone`.
+    Where that is "none" they are left out.
     """
     names = [read_line(label)[0] for label in methods]
     for name in names:
@@ -132,7 +134,7 @@ def entries(
     found = []
     for group, known in paper.GROUPS.items():
         for label, name in zip(methods, names, strict=True):
-            if name not in known:
+            if name not in known or (group == VIT and overrides.get("backbone.name") == NONE):
                 continue
             network, line = backbones.of(group, name), None
             if group == VIT:
