@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from blobs import DIM, blobs, in_portions, known, taught, whole
 from dualprompt.methods.anacp import AnaCP, AnaCPConfig, spread
 from dualprompt.methods.base import METHODS, StreamKind, method_config
 from dualprompt.methods.experts import SHARPNESS
 from dualprompt.methods.fecam import FeCAM, FeCAMConfig
 from helpers import tiny_vit
-from test_methods_prototypes import DIM, blobs, in_portions, known, taught, whole
 
 TASKS = [blobs(0, [30, 12, 20]), blobs(1, [9]), blobs(2, [40, 25])]
 

@@ -92,10 +92,8 @@ _STRANGE = "is a link, a pipe or a device, which we never make; look what it is,
 @contextlib.contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
     """Make a folder that nobody else has: `path`, or with a number behind it. One that is left empty goes again."""
-    folder = path
-    while not _made(folder):
-        number = 1 + int(folder.name.removeprefix(path.name).strip("-") or 1)
-        folder = path.with_name(f"{path.name}-{number}")
+    names = itertools.chain([path], (path.with_name(f"{path.name}-{n}") for n in itertools.count(2)))
+    folder = next(each for each in names if _made(each))
     try:
         yield folder
     finally:
