@@ -39,6 +39,11 @@ def made(world: World, tmp_path_factory: pytest.TempPathFactory) -> tuple[tuple[
     return command, done.json
 
 
+def entries_of_cifar() -> list[architecture.Entry]:
+    methods = architecture.default_methods()
+    return architecture.entries("split-cifar100", "short", methods, architecture.Backbones(), {})
+
+
 def results(row: dict[str, Any]) -> list[dict[str, Any]]:
     return [json.loads((Path(run) / "result.json").read_text()) for run in row["runs"]]
 
@@ -103,6 +108,39 @@ def test_what_is_not_run_says_why_and_the_paper_stands_beside_it(made: tuple[tup
     assert [row["method"] for row in rows] == [row["method"] for row in value["rows"]]
 
 
+def test_accuracy_after_each_step_stands_below(made: tuple[tuple[object, ...], Any]) -> None:
+    command, value = made
+    shown = call(*command, "--format", "markdown").out.partition("**A after each step (%)**")[2]
+    for row in value["rows"]:
+        if not row["runs"]:
+            assert row["steps"] == []
+            continue
+        first, last = (sum(result["accuracy_matrix"][step][0] for result in results(row)) / 2 for step in (0, 1))
+        last = (last + sum(result["accuracy_matrix"][1][1] for result in results(row)) / 2) / 2
+        assert row["steps"] == pytest.approx([first, last])
+        assert row["steps"][-1] == pytest.approx(row["average_accuracy"])
+        assert f"| {row['method']} | {row['backbone'].rpartition('/')[2]} | {first:.1f} | {last:.1f} |" in shown
+    assert "authors" not in shown  # their log is of ten steps on CIFAR-100
+
+
+def test_the_authors_steps_stand_beside_those_of_ten_steps_on_cifar() -> None:
+    dynaer = next(each for each in entries_of_cifar() if each.method == "dynaer" and each.line)
+    assert dynaer.line is not None
+    result = {"accuracy_matrix": [[float(10 * step + task) for task in range(step + 1)] for step in range(10)]}
+    runs = main_table.TableRow(dynaer.line, (), None)
+    vars(runs)["results"] = [result]
+    found = architecture.steps([architecture.Row(dynaer, runs, None)])
+    assert found is not None
+    ours, theirs = found.groups[0]
+    assert ours[2:5] == ("0.0", "10.5", "21.0")
+    assert theirs[2:] == tuple(f"{value:.1f}" for value in paper.DYNAER_STEPS)
+    assert sum(paper.DYNAER_STEPS) / 10 == pytest.approx(75.36, abs=0.006)  # the mean and the last that they report
+    vars(runs)["results"] = [{"accuracy_matrix": result["accuracy_matrix"][:5]}]
+    shorter = architecture.steps([architecture.Row(dynaer, runs, None)])
+    assert shorter is not None
+    assert len(shorter.groups[0]) == 1
+
+
 def test_weights_of_a_resnet_152_are_used_where_they_are_given(world: World) -> None:
     lines = architecture.entries(
         "split-cifar100", "original", ["upper-bound", "dynaer"], architecture.Backbones(resnet152="./r152.pth"), {}
@@ -116,9 +154,7 @@ def test_weights_of_a_resnet_152_are_used_where_they_are_given(world: World) -> 
 
 
 def test_each_method_has_the_network_of_its_authors() -> None:
-    places = architecture.entries(
-        "split-cifar100", "short", architecture.default_methods(), architecture.Backbones(), {}
-    )
+    places = entries_of_cifar()
     found = {(each.group, each.label): each.line and each.line.config.backbone.name for each in places}
     assert found.keys() == paper.TABLE_2.keys()
     resnets = {method: name for (group, method), name in found.items() if group == "ResNet-18"}

@@ -155,7 +155,8 @@ def do_architecture(options: argparse.Namespace) -> None:
     rows = carried_out(options, lines, main_table.Seeds(seeds_of(options), options.seeds_finetune))
     table = architecture.rows(entries, rows)
     values = [row.values() for row in table]
-    show(options, architecture.sheet(table), values, architecture.combined(table), groups_of(rows))
+    further = [each for each in (architecture.steps(table),) if each is not None]
+    show(options, architecture.sheet(table), values, architecture.combined(table), groups_of(rows), further)
 
 
 def do_protocol(options: argparse.Namespace) -> None:
@@ -209,6 +210,7 @@ def show(
     values: list[dict[str, Any]],
     combined: dict[str, Any],
     groups: Sequence[tuple[dict[str, Any], Sequence[Obtained]]],
+    further: Sequence[Sheet] = (),
 ) -> None:
     """Print a table in the form that is asked for, write it where it is asked for, and publish it.
 
@@ -218,6 +220,7 @@ def show(
         values: what CSV says of each line.
         combined: what JSON says.
         groups: what each line that has runs is called, and these.
+        further: tables that belong below it; CSV has none of them.
     """
     from dualprompt.files import write_text
     from dualprompt.pictures.drawing import as_csv
@@ -228,17 +231,18 @@ def show(
 
     suffix = options.out.suffix if options.out else ""
     form = options.format or {".md": "markdown", ".tex": "latex", ".csv": "csv"}.get(suffix, "text")
+    sheets = [sheet, *further]
     forms: dict[str, Callable[[], str]] = {
-        "text": lambda: text(as_rich(sheet)),
-        "markdown": lambda: as_markdown(sheet),
-        "latex": lambda: as_latex(sheet),
+        "text": lambda: text(*map(as_rich, sheets)),
+        "markdown": lambda: "\n".join(map(as_markdown, sheets)),
+        "latex": lambda: "\n".join(map(as_latex, sheets)),
         "csv": lambda: as_csv(values),
     }
     written = forms[form]()
     if options.out:
         write_text(options.out, written)
-    shown = sheet_to_width(sheet) if form == "text" else written.rstrip("\n")
-    emit(options, combined, shown)
+    shown = map(sheet_to_width, sheets) if form == "text" else (written.rstrip("\n"),)
+    emit(options, combined, *shown)
     complain([each for _, obtained in groups for each in obtained])
     if options.publish:
-        publication.publish(options.publish, "table", options.words, [sheet], groups)
+        publication.publish(options.publish, "table", options.words, sheets, groups)

@@ -9,6 +9,7 @@ from typing import Any
 from dualprompt.config import RunConfig, compose, origins, read_line
 from dualprompt.errors import DualPromptError, nearest
 from dualprompt.methods.base import METHODS, method_config
+from dualprompt.metrics import over_tasks
 from dualprompt.report.sheet import Column, Sheet
 from dualprompt.report.tables import ABSENT, explained, over_seeds, plus_minus
 from dualprompt.report.verdict import paired
@@ -80,6 +81,11 @@ class Row:
             return None
         found = paired(self.bound.results, self.runs.results, key)
         return found and found.mean
+
+    def steps(self) -> list[float]:
+        """Return A after each step, in the mean over the seeds; nothing where no run is finished."""
+        each = [over_tasks(result["accuracy_matrix"])[LAST] for result in self.runs.results] if self.runs else []
+        return [sum(values) / len(values) for values in zip(*each, strict=True)]
 
     def added(self) -> tuple[float, float] | None:
         """Return MB, and their share of the backbone in percent; none of joint training, which adds nothing."""
@@ -208,6 +214,35 @@ def sheet(rows: Sequence[Row]) -> Sheet:
     return Sheet(_title(config), columns, tuple(map(tuple, groups.values())), tuple(remarks))
 
 
+def steps(rows: Sequence[Row]) -> Sheet | None:
+    """Return A after each step of every line that has runs, and beside it DynaER's own; None where none has."""
+    found = [(row, values) for row in rows if (values := row.steps())]
+    if not found:
+        return None
+    first = found[0][0].runs
+    assert first is not None
+    lines = [(row.entry.label, _network(row.entry), *map(_tenth, values)) for row, values in found]
+    remarks = ["mean over tasks so far, in the mean over the seeds"]
+    theirs = paper.DYNAER_STEPS
+    if first.line.config.benchmark.name == "split-cifar100" and len(found[0][1]) == len(theirs):
+        lines.append(("dynaer, its authors'", RESNET18, *map(_tenth, theirs)))
+        remarks.append("its authors': their log, without masks; their class order and epochs")
+    columns = (
+        Column("method", right=False),
+        Column("backbone", right=False, lesser=True),
+        *(Column(str(step)) for step in range(1, len(found[0][1]) + 1)),
+    )
+    return Sheet("A after each step (%)", columns, (tuple(lines),), tuple(remarks))
+
+
+def _tenth(value: float) -> str:
+    return f"{value:.1f}"
+
+
+def _network(entry: Entry) -> str:
+    return entry.line.config.backbone.name.rpartition("/")[2] if entry.line else entry.group
+
+
 def _title(config: RunConfig | None) -> str:
     return "architecture-based methods" if config is None else f"{config.benchmark.name}: architecture-based methods"
 
@@ -219,7 +254,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         accuracies = tuple(over_seeds(runs.numbers(key)) for key in (LAST, MEAN))
     return (
         entry.label,
-        entry.line.config.backbone.name.rpartition("/")[2] if entry.line else entry.group,
+        _network(entry),
         *accuracies,
         _number(row.diff(LAST)),
         _number(row.diff(MEAN)),
@@ -252,6 +287,7 @@ def combined(rows: Sequence[Row]) -> dict[str, Any]:
             row.values()
             | {
                 "seeds": [each.config.seed for each in row.runs.finished] if row.runs else [],
+                "steps": row.steps(),
                 "runs": [str(each.run.folder) for each in row.runs.finished] if row.runs else [],
                 "settings_from": dict(row.entry.line.origins) if row.entry.line else {},
                 "errors": [f"{e.name}: {e.error}" for e in row.runs.obtained if e.error] if row.runs else [],
