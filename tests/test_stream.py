@@ -267,6 +267,22 @@ def test_fingerprint_follows_anything_that_changes_the_stream(tmp_path: Path):
     assert fingerprint() != variants[0]
 
 
+def test_a_share_of_test_images_that_divides_nothing_is_refused(tmp_path: Path) -> None:
+    divided = tmp_path / "divided"
+    for split in ("train", "test"):
+        image_folder(divided / split, "abcd")
+    plain = image_folder(tmp_path / "plain", "efgh")
+    for names, said in (
+        ("drawn-a", "but drawn-a has test images of its own: leave it out"),
+        ([str(divided), "drawn-a"], f"but {divided} and drawn-a have test images of their own"),
+    ):
+        with pytest.raises(DualPromptError, match=r"benchmark\.test_share divides folders") as caught:
+            stream(names, test_share=0.5)
+        assert said in str(caught.value)
+    assert [len(task.test) for task in stream([str(plain), str(divided)], test_share=0.5).experiences] == [8, 16]
+    stream(str(divided), test_share=0.2)  # as it is by itself, as runs note it
+
+
 def test_fingerprint_follows_class_names(tmp_path: Path):
     for part in ("train", "test"):
         image_folder(tmp_path / "letters" / part, "ab")

@@ -40,10 +40,15 @@ def load_folder(path: Path, test_share: float) -> Dataset:
     return Dataset(path.resolve().name, classes, _split(train, classes), _split(test, classes))
 
 
+def own_test_images(path: Path) -> Path | None:
+    """Return the folder of a dataset's own test images, if there is one beside train/."""
+    folders = (path / name for name in ("test", "val"))
+    return next((folder for folder in folders if folder.is_dir()), None) if (path / "train").is_dir() else None
+
+
 def _splits(path: Path, test_share: float) -> tuple[ClassFiles, ClassFiles]:
-    train = path / "train"
-    held_out = next((folder for name in ("test", "val") if (folder := path / name).is_dir()), None)
-    if train.is_dir() and held_out:
+    train, held_out = path / "train", own_test_images(path)
+    if held_out:
         train_files, test_files = class_files(train), class_files(held_out)
         if unpaired := sorted(set(train_files) ^ set(test_files)):
             raise DualPromptError(

@@ -14,7 +14,7 @@ import numpy as np
 from dualprompt.config import BenchmarkConfig, parse
 from dualprompt.data.cache import Store, bad_images, decode
 from dualprompt.data.experience import Experience, Plan, Stream, Subset, union
-from dualprompt.data.folder import load_folder, one_form
+from dualprompt.data.folder import load_folder, one_form, own_test_images
 from dualprompt.data.images import Images
 from dualprompt.data.making import Pool, make_experiences
 from dualprompt.data.origin import mark
@@ -66,9 +66,23 @@ def _planned(config: BenchmarkConfig, seed: int) -> tuple[BenchmarkConfig, list[
     config = expanded(config)
     root = with_home(config.root) if config.root else None
     datasets = [load_dataset(name, root, config.test_share) for name in names_of(config)]
+    _refuse_idle_share(config)
     plans = STREAMS[config.stream](config, seed, datasets)
     _check(plans)
     return config, datasets, plans
+
+
+def _refuse_idle_share(config: BenchmarkConfig) -> None:
+    """Refuse a share of test images where no dataset is divided by it."""
+    names = names_of(config)
+    if config.test_share == BenchmarkConfig.model_fields["test_share"].default:
+        return
+    if all(is_registered(name) or own_test_images(with_home(name)) for name in names):
+        raise DualPromptError(
+            f"benchmark.test_share divides folders without train/ and test/, but {' and '.join(names)} "
+            f"{'has' if len(names) == 1 else 'have'} test images of {'its' if len(names) == 1 else 'their'} own: "
+            "leave it out"
+        )
 
 
 def names_of(config: BenchmarkConfig) -> list[str]:

@@ -31,6 +31,8 @@ from dualprompt.run.measures import UNKNOWN
 from dualprompt.run.provenance import git_state, products, versions
 from dualprompt.run.records import LogLine, ManifestRecord, ResultRecord
 
+ROUNDING = 1e-6  # how far a metric may be from what its own matrix gives
+
 
 def config_in(path: Path, values: dict[str, Any]) -> RunConfig:
     """Return the config that a file of a run holds."""
@@ -247,8 +249,14 @@ class Run:
         value = read_record(path, ResultRecord).model_dump(exclude_unset=True)
         S, matching = value["accuracy_matrix"], value.get("matching_matrix")
         images = value.get("judged_images") or self._evaluated_images()
-        older = UNKNOWN | {"judged_images": images} | summarise(S, matching[-1] if matching else None, images)
-        value = older | value
+        computed = summarise(S, matching[-1] if matching else None, images)
+        for key, number in computed.items():
+            stated = value.get(key)
+            if number is not None and stated is not None and abs(stated - number) > ROUNDING:
+                raise DualPromptError(
+                    f"{path} is damaged ('{key}' is {stated:g}, but {number:g} by its own matrix); restore it"
+                )
+        value = UNKNOWN | {"judged_images": images} | computed | value
         if self.manifest()["config"]["method"].get("e_layers") == []:  # no E-Prompt to match; older files count keys
             value |= dict.fromkeys(("matching_accuracy", "matching_matrix", "matching_confusion"))
         return {key: value[key] for key in value if key != "anytime_average_accuracy"}  # now mean_over_steps
