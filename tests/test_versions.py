@@ -77,6 +77,32 @@ def test_a_model_whose_tensors_are_gone_can_be_gone_back_from(model: Path) -> No
     assert "rollback" not in said
 
 
+@pytest.mark.parametrize("content", ["", '{"format": 1, "tas', '{"format": 5}', "cut"])
+def test_a_model_whose_papers_are_damaged_can_be_gone_back_from(content: str, model: Path, world: World) -> None:
+    assert call("versions", model, "--keep", 3).code == 0
+    assert call("forget", model, "elm").code == 0
+    papers = model / "model.json"
+    form = json.loads(papers.read_text())["format"]
+    whole = papers.read_text()
+    papers.write_text(whole[:-40] if content == "cut" else content.replace('"format": 5', f'"format": {form}'))
+    said = call("info", model).error
+    assert "model.json is damaged" in said
+    assert f"go back to an earlier version with `dualprompt rollback {model}`" in said
+    done = call("rollback", model, "--json")
+    assert done.code == 0, done.err
+    assert [version["number"] for version in done.json["versions"]] == [1, 2, 3]
+    assert done.json["version"]["why"] == "went back to version 2"
+    learner = ContinualLearner.load(model, "cpu")
+    assert learner.classes == ("ash", "birch", "cedar", "elm")
+    assert len(learner.predict(pictures(world, "ash", "test"))) > 0
+    assert json.loads(papers.read_text())["version"]["keep"] == 3
+    assert learner.learn({"yew": pictures(world, "fir")}).id == 3  # 1 and 2 were given
+    papers.write_text("{")
+    shutil.rmtree(model / "versions")
+    assert "rollback" not in call("info", model).error
+    assert "no earlier version" in call("rollback", model).error
+
+
 def test_unchanged_tensors_cost_nothing_and_old_ones_go(model: Path) -> None:
     files = {file.name for file in model.glob("weights-*")}
     assert len(files) == 2

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from dualprompt.benchmark import BenchmarkConfig
-from dualprompt.errors import DualPromptError, nearest
+from dualprompt.errors import DamagedError, DualPromptError, nearest
 from dualprompt.files import MOST_JSON, read_bytes, reason
 from dualprompt.recipe import LARGEST_BATCH, Strict, TrainConfig
 from dualprompt.registry import Registry
@@ -110,7 +110,7 @@ def recorded(kind: type[T], content: bytes | str, where: str, remedy: str) -> T:
         place = ".".join(map(str, first["loc"]))
         message = first["msg"].removeprefix("Value error, ")
         fault = f"'{place}': {message[0].lower()}{message[1:]}" if place else message
-        raise DualPromptError(f"{where} is damaged ({fault[:200]}); {remedy}") from None
+        raise DamagedError(f"{where} is damaged ({fault[:200]}); {remedy}") from None
 
 
 def read_record(path: Path, kind: type[T], remedy: str = "restore it or start a new run") -> T:
@@ -118,7 +118,7 @@ def read_record(path: Path, kind: type[T], remedy: str = "restore it or start a 
     try:
         content = read_bytes(path, MOST_JSON)
     except OSError as error:
-        raise DualPromptError(f"{path} is damaged ({reason(error)}); {remedy}") from None
+        raise DamagedError(f"{path} is damaged ({reason(error)}); {remedy}") from None
     return recorded(kind, content, str(path), remedy)
 
 

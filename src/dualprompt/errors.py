@@ -18,6 +18,10 @@ class DualPromptError(Exception):
         super().__init__(one_line(message))  # names of files may hold anything
 
 
+class DamagedError(DualPromptError):
+    """A file of ours is not as it was written; what it said may be had from elsewhere."""
+
+
 class InterruptedRunError(DualPromptError):
     """A run was asked to stop and saved itself first; the command exits with code 130."""
 

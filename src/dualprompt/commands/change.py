@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dualprompt.commands.common import DEVICE, Commands, Do, Parser, emit, to_width
 from dualprompt.commands.models import changed, known_table, open_learner
+from dualprompt.errors import DamagedError
 from dualprompt.progress import counted
 
 if TYPE_CHECKING:
@@ -237,7 +239,9 @@ def do_rollback(options: argparse.Namespace) -> None:
     """Go back to an earlier version."""
     from dualprompt.model import versions
 
-    before = versions.listed(options.model)[-1].number
+    before = None
+    with contextlib.suppress(DamagedError):  # that is what earlier versions are for
+        before = versions.listed(options.model)[-1].number
     made = versions.rollback(options.model, options.number, device=options.device)
     found = versions.listed(options.model)
     value = {"version": made.to_dict(), "versions": [version.to_dict() for version in found]}

@@ -30,7 +30,7 @@ from safetensors.torch import load
 from dualprompt import files
 from dualprompt.config import Count, Percent, Record, recorded
 from dualprompt.data.folder import one_form
-from dualprompt.errors import DualPromptError
+from dualprompt.errors import DamagedError, DualPromptError
 from dualprompt.files import (
     MOST_JSON,
     disk_errors,
@@ -281,10 +281,13 @@ def remove(entries: Iterable[Path]) -> None:
             entry.unlink()
 
 
-def remedy(path: Path, facts: ModelRecord) -> str:
-    """Return what helps where a model is damaged: earlier versions have tensors of their own."""
+def remedy(path: Path, number: int = LAST) -> str:
+    """Return what helps where a model is damaged: earlier versions have papers and tensors of their own.
+
+    `number` is that of the version that is damaged, if it can still be read.
+    """
     with contextlib.suppress(DualPromptError, OSError):
-        if any(number < facts.version.number for number in copies(path)):
+        if any(each < number for each in copies(path)):
             return f"go back to an earlier version with `dualprompt rollback {shlex.quote(str(path))}`, or {RESTORE}"
     return RESTORE
 
@@ -305,7 +308,7 @@ def read(path: Path, version: int | None = None) -> tuple[ModelRecord, State]:
             return facts, _tensors(content, tensors)
         before, facts = facts, record(path, version)
         if facts.tensors == before.tensors:
-            raise DualPromptError(f"{tensors} {wrong}; {remedy(path, facts)}")
+            raise DualPromptError(f"{tensors} {wrong}; {remedy(path, facts.version.number)}")
     raise DualPromptError(f"{path} is replaced faster than it can be read; try again")
 
 
@@ -328,14 +331,14 @@ def record(path: Path, version: int | None = None) -> ModelRecord:
     if not is_model(path):
         raise DualPromptError(f"{path} holds no model (it has no {MODEL}); make one with `dualprompt learn`")
     file = path / MODEL if version is None else _copy(path, version)
-    help_by = RESTORE if version is None else "remove it; the other versions do not need it"
+    help_by = remedy(path) if version is None else "remove it; the other versions do not need it"
     try:
         content = read_bytes(file, MOST_JSON)
         found = parse_json(content)
     except PermissionError as error:
         raise DualPromptError(f"{file} cannot be read ({reason(error)}); see who may read it") from None
     except (OSError, ValueError) as error:
-        raise DualPromptError(f"{file} is damaged ({reason(error)}); {help_by}") from None
+        raise DamagedError(f"{file} is damaged ({reason(error)}); {help_by}") from None
     if not isinstance(found, dict) or "format" not in found:
         raise DualPromptError(f"{file} is of another program (it has no 'format'); give a model's folder")
     if found["format"] != FORMAT or isinstance(found["format"], bool):

@@ -89,7 +89,7 @@ def restore(
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         reason = str(error).strip().partition("\n")[0][:200]
         raise DualPromptError(
-            f"the model in {path} is damaged ({type(error).__name__}: {reason}); {saved.remedy(path, record)}"
+            f"the model in {path} is damaged ({type(error).__name__}: {reason}); {saved.remedy(path, record.version.number)}"
         ) from error
     return foundation, model, Threshold(record.threshold, record.threshold_by)
 

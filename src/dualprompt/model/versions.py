@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dualprompt.data.folder import one_form
-from dualprompt.errors import DualPromptError
+from dualprompt.errors import DamagedError, DualPromptError
 from dualprompt.model import card, saved, saving
 from dualprompt.model.names import Kind
 from dualprompt.model.saved import MOST_KEPT, ModelRecord
@@ -38,6 +38,15 @@ def listed(path: Path) -> tuple[Version, ...]:
     return (*(_version(path, saved.record(path, number)) for number in earlier), _version(path, current, True))
 
 
+def _known(path: Path) -> tuple[list[Version], Version | None]:
+    """Return the earlier versions and the model itself; None: it is damaged, so that every copy is an earlier one."""
+    try:
+        *earlier, current = listed(path)
+    except DamagedError:
+        return [_version(path, saved.record(path, number)) for number in saved.copies(path)], None
+    return earlier, current
+
+
 def _version(path: Path, record: ModelRecord, current: bool = False) -> Version:
     try:
         size = (path / record.tensors.file).lstat().st_size
@@ -53,6 +62,8 @@ def rollback(
 ) -> Version:
     """Make an earlier version the model again, as a further version, so that this can be undone too.
 
+    That helps where the model itself is damaged, its `model.json` or its tensors.
+
     Args:
         path: the model's folder.
         number: of the version; None: the one before the model, so that twice is once there and back.
@@ -60,22 +71,23 @@ def rollback(
         device: where the version is tried before it becomes the model.
         backbone: where its backbone lies now, if that has moved.
     """
-    with contextlib.nullcontext() if held else _held(path):
-        *earlier, current = listed(path)
+    with contextlib.nullcontext() if held else _held(path, damaged=True):
+        earlier, current = _known(path)
         known = [version.number for version in earlier]
         if not known:
             raise DualPromptError(f"{path} has no earlier version to go back to; each change that is saved makes one")
         if number is None:
             number = known[-1]
         if number not in known:
-            said = "it is the model now" if number == current.number else f"there is no version {number}"
+            said = "it is the model now" if current and number == current.number else f"there is no version {number}"
             raise DualPromptError(f"{path}: {said}; earlier versions: {', '.join(map(str, known))}")
         foundation, model, threshold = saving.restore(path, device, backbone, number)
         # Ids that were given since are not given again.
-        model = replace(model, next_id=max(model.next_id, saved.record(path).next_id))
+        latest = saved.record(path, None if current else known[-1])
+        model = replace(model, next_id=max(model.next_id, latest.next_id))
         facts = saving.facts(foundation, model, threshold)
         text = card.text(saving.info(foundation, model, threshold))
-        saved.write(path, facts, model.state, text, f"went back to version {number}")
+        saved.write(path, facts, model.state, text, f"went back to version {number}", latest.version.keep)
         return listed(path)[-1]
 
 
@@ -114,6 +126,8 @@ def holders(path: Path, what: str | int, kind: Kind | None = None) -> set[int]:
     }
 
 
-def _held(path: Path) -> contextlib.AbstractContextManager[int]:
-    saved.record(path)  # it says what is wrong; nothing is written into a folder that is no model
+def _held(path: Path, damaged: bool = False) -> contextlib.AbstractContextManager[int]:
+    """Hold a model; nothing is written into a folder that is none. It may be a `damaged` one."""
+    with contextlib.suppress(DamagedError) if damaged else contextlib.nullcontext():
+        saved.record(path)  # it says what is wrong
     return saved.held(path)
