@@ -180,14 +180,20 @@ def test_json_that_is_nested_deeply(opening: str, finished: Path, model: Path, t
     assert "is damaged" in call("info", model).error
 
 
-@pytest.mark.parametrize("key", ["average_accuracy", "forgetting", "mean_over_steps", "learning_accuracy"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("average_accuracy", "forgetting", "mean_over_steps", "learning_accuracy", "task_known_accuracy"),
+        "calibration_error",
+    ],
+)
 def test_a_result_that_contradicts_its_own_matrix(key: str, finished: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(finished, tmp_path / "run"))
     result = json.loads((run / "result.json").read_text())
     better = result[key] + 1 if result[key] < 50 else result[key] - 1
     (run / "result.json").write_text(json.dumps(result | {key: better}))
     said = call("show", run).error
-    assert f"result.json is damaged ('{key}' is {better:g}, but {result[key]:g} by its own matrix)" in said
+    assert f"result.json is damaged ('{key}' is {better:.10g}, but {result[key]:.10g} by what it is made of)" in said
     (run / "result.json").write_text(json.dumps(result | {key: result[key] + 1e-9}))  # another way to round
     assert call("show", run).code == 0
 

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dualprompt.backbones import vit
+from dualprompt.config import TrainConfig
 from dualprompt.errors import DualPromptError
 from dualprompt.methods.alignment import DECAY, MOMENTUM, ClassStatistics, align, nearest_centroids, normed
 from dualprompt.methods.aper import APER
@@ -23,6 +24,7 @@ from dualprompt.methods.inflora import InfLoRA, InfLoRAConfig, extended, main_di
 from dualprompt.methods.lae import HEAD_ALONE, LAE
 from dualprompt.methods.sd_lora import SDLoRA
 from dualprompt.methods.slca import SLCA, shares_of_means
+from dualprompt.training.optimise import make_optimiser
 from helpers import as_vit, batch_of, of_labels, random_images, seeded, task_view, tiny_vit
 
 DIM = 32
@@ -140,6 +142,22 @@ def test_aper_compares_frozen_and_adapted_features_with_class_means() -> None:
                 assert found[row, 3 * index + place] == pytest.approx(cosine(feature, mean), abs=1e-5)
     with pytest.raises(DualPromptError, match="without a first session APER is simple-cil"):
         make("aper", first_session="none")
+
+
+@pytest.mark.parametrize("name", ["aper", "ease"])
+def test_the_scale_of_cosines_grows_well_beyond_1_in_the_steps_of_a_task(name: str) -> None:
+    """As by the originals' SGD. Where it stays near 1, the loss can only fall by pulling features into corners."""
+    method, view = make(name), task(0)
+    method.train()
+    method.begin_task(view)
+    [phase] = method.phases(view)
+    optimiser = make_optimiser(method, TrainConfig(lr=0.005), phase.lr)
+    batch = next(iter(view.batches()))
+    for _ in range(195):
+        optimiser.zero_grad()
+        method.loss(batch).backward()
+        optimiser.step()
+    assert 5 < method.training_head.sigma.item() < 20
 
 
 def test_ease_completes_prototypes_as_its_code_does() -> None:

@@ -165,6 +165,18 @@ def test_a_command_is_published_without_where_it_was_carried_out() -> None:
     assert publication.command(words) == "dualprompt study layers --method.e_layers '[1, 2]'"
 
 
+def test_a_changed_number_of_the_second_table_is_found_out() -> None:
+    value = publication.read(DOCS / "results" / "architecture.json")
+    assert [sheet["title"] for sheet in value["sheets"]][1] == publication.STEPS
+    for sheet, column in ((0, "last A (%)"), (0, "mean over\nsteps (%)"), (1, "1"), (1, "10")):
+        wrong = copy.deepcopy(value)
+        headings = [each["heading"] for each in wrong["sheets"][sheet]["columns"]]
+        line = next(cells for cells in wrong["sheets"][sheet]["groups"][0] if cells[0] == "dynaer")
+        line[headings.index(column)] = "99.9"
+        [said] = publication.contradictions(wrong)
+        assert said.startswith("dynaer: no line of")
+
+
 @pytest.mark.parametrize("record", RECORDS, ids=lambda path: path.name)
 def test_the_records_in_the_docs_agree_with_themselves(record: Path) -> None:
     assert not publication.contradictions(publication.read(record))

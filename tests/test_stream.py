@@ -15,7 +15,7 @@ from PIL import Image
 from dualprompt.config import BenchmarkConfig
 from dualprompt.data.cache import Store
 from dualprompt.data.sources import DATASETS, ArraySource, Dataset, Reader, Split
-from dualprompt.data.stream import Stream, Subset, build_stream
+from dualprompt.data.stream import Stream, Subset, build_stream, refuse_idle_share
 from dualprompt.errors import DualPromptError
 
 STORE = Store(64, True)
@@ -267,7 +267,7 @@ def test_fingerprint_follows_anything_that_changes_the_stream(tmp_path: Path):
     assert fingerprint() != variants[0]
 
 
-def test_a_share_of_test_images_that_divides_nothing_is_refused(tmp_path: Path) -> None:
+def test_a_share_of_test_images_that_divides_nothing_is_refused_in_new_runs(tmp_path: Path) -> None:
     divided = tmp_path / "divided"
     for split in ("train", "test"):
         image_folder(divided / split, "abcd")
@@ -277,10 +277,12 @@ def test_a_share_of_test_images_that_divides_nothing_is_refused(tmp_path: Path) 
         ([str(divided), "drawn-a"], f"but {divided} and drawn-a have test images of their own"),
     ):
         with pytest.raises(DualPromptError, match=r"benchmark\.test_share divides folders") as caught:
-            stream(names, test_share=0.5)
+            refuse_idle_share(BenchmarkConfig(name="b", dataset=names, test_share=0.5))
         assert said in str(caught.value)
+        assert stream(names, test_share=0.5).experiences  # of a run that began before
+    refuse_idle_share(BenchmarkConfig(name="b", dataset=[str(plain), str(divided)], test_share=0.5))
+    refuse_idle_share(BenchmarkConfig(name="b", dataset=str(divided), test_share=0.2))  # as it is by itself
     assert [len(task.test) for task in stream([str(plain), str(divided)], test_share=0.5).experiences] == [8, 16]
-    stream(str(divided), test_share=0.2)  # as it is by itself, as runs note it
 
 
 def test_fingerprint_follows_class_names(tmp_path: Path):

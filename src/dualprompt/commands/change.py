@@ -238,6 +238,7 @@ def known_versions(found: Sequence[Version]) -> Table:
 def do_rollback(options: argparse.Namespace) -> None:
     """Go back to an earlier version."""
     from dualprompt.model import versions
+    from dualprompt.model.saved import DAMAGED
 
     before = None
     with contextlib.suppress(DamagedError):  # that is what earlier versions are for
@@ -247,6 +248,8 @@ def do_rollback(options: argparse.Namespace) -> None:
     value = {"version": made.to_dict(), "versions": [version.to_dict() for version in found]}
     same = f"that version is the same as the model, version {made.number}; nothing was changed"
     said = same if made.number == before else f"{made.why}, which is now version {made.number}"
+    if before is None and (options.model / DAMAGED).exists():
+        said += f"; what could not be read is kept as {options.model / DAMAGED}, to be mended or deleted"
     emit(options, value, known_versions(found), said)
 
 

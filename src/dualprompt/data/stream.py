@@ -66,15 +66,14 @@ def _planned(config: BenchmarkConfig, seed: int) -> tuple[BenchmarkConfig, list[
     config = expanded(config)
     root = with_home(config.root) if config.root else None
     datasets = [load_dataset(name, root, config.test_share) for name in names_of(config)]
-    _refuse_idle_share(config)
     plans = STREAMS[config.stream](config, seed, datasets)
     _check(plans)
     return config, datasets, plans
 
 
-def _refuse_idle_share(config: BenchmarkConfig) -> None:
-    """Refuse a share of test images where no dataset is divided by it."""
-    names = names_of(config)
+def refuse_idle_share(config: BenchmarkConfig) -> None:
+    """Refuse a share of test images where no dataset is divided by it; runs that began so before go on."""
+    names = names_of(expanded(config))
     if config.test_share == BenchmarkConfig.model_fields["test_share"].default:
         return
     if all(is_registered(name) or own_test_images(with_home(name)) for name in names):

@@ -18,7 +18,7 @@ from torch import Tensor
 from dualprompt.backbones.base import BackboneSource
 from dualprompt.methods.adaptation import Adapters, BottleneckConfig
 from dualprompt.methods.base import METHODS, Batch, Defaults, Grid, Phase, TaskView, below, numbered
-from dualprompt.methods.heads import CosineTrainingHead
+from dualprompt.methods.heads import SIGMA_LR, CosineTrainingHead
 from dualprompt.methods.ownership import OfTask
 from dualprompt.methods.prompted import Prompted
 from dualprompt.methods.statistics import TensorList, class_means, precise
@@ -66,6 +66,10 @@ class EASE(Prompted[EASEConfig]):
     def phases(self, task: TaskView) -> Sequence[Phase]:
         """Return one; a single class teaches nothing."""
         return () if len(task.labels) == 1 else super().phases(task)
+
+    def own_lr(self, name: str) -> float | None:
+        """σ of the cosine classifier has a rate of its own."""
+        return SIGMA_LR if name == "training_head.sigma" else super().own_lr(name)
 
     def begin_task(self, task: TaskView) -> None:
         """Add an adapter and rows to the head; begin anew with the classifier that trains the adapter."""

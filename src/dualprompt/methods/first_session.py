@@ -17,7 +17,7 @@ from typing_extensions import TypeVar
 from dualprompt.backbones.base import BackboneSource
 from dualprompt.methods.adaptation import Adaptation, AdaptationConfig, Kind, make_adaptation
 from dualprompt.methods.base import Batch, Phase, StreamKind, TaskView, below
-from dualprompt.methods.heads import TrainingHead
+from dualprompt.methods.heads import SIGMA_LR, TrainingHead
 from dualprompt.methods.prompted import Prompted
 
 
@@ -97,8 +97,8 @@ class FirstSession(Prompted[S]):
             self.training_head.begin_task(task)
 
     def own_lr(self, name: str) -> float | None:
-        """LoRA and adapters have a rate of their own."""
-        return self.config.own_lr(name)
+        """LoRA and adapters have a rate of their own, and so has σ of a cosine classifier."""
+        return SIGMA_LR if name == "training_head.sigma" else self.config.own_lr(name)
 
     def adapted(self, tokens: Tensor) -> Tensor:
         """Return the features of the adapted backbone, (batch, dim)."""

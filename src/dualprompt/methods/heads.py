@@ -144,8 +144,16 @@ class TrainingHead(GrowingHead):
         self.restore(*(numbered(state, f"{prefix}.{part}") for part in ("weight", "bias")), train_old=False)
 
 
+# σ begins at 1 and is meant to grow to ten and more; until then only ever larger cosines lessen the loss, and features
+# collapse. The originals' SGD takes it there, but Adam moves a number by no more than its rate in a step.
+SIGMA_LR = 0.1
+
+
 class CosineTrainingHead(TrainingHead):
-    """The same with logits σ · cos(feature, row), as APER and EASE train; σ is learned, and has no state afterwards."""
+    """The same with logits σ · cos(feature, row), as APER and EASE train; σ is learned, and has no state afterwards.
+
+    Whoever has it as `training_head` lets σ learn at a rate of its own, `SIGMA_LR`.
+    """
 
     def __init__(self, dim: int) -> None:
         super().__init__(dim)

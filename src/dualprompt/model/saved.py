@@ -49,6 +49,7 @@ from dualprompt.run.checkpoint import State
 log = logging.getLogger("dualprompt")
 FORMAT = 1
 MODEL, CARD, VERSIONS = "model.json", "README.md", "versions"
+DAMAGED = "model.json.damaged"  # what could not be read, and was set aside; its tensors stay as long as it does
 KEPT, MOST_KEPT, LAST = 5, 1000, 10**9  # earlier versions: by default, at most; and the highest number that one has
 RESTORE = "restore the model from a copy"
 TRIES = 100  # of a reader whose model is replaced again and again under its hands
@@ -150,8 +151,15 @@ class ModelRecord(Record):
 
 
 def is_model(path: Path) -> bool:
-    """Return whether a model is kept in `path`."""
-    return (path / MODEL).is_file()
+    """Return whether a model is kept in `path`; one that has lost its `model.json` has its versions."""
+    return (path / MODEL).is_file() or has_versions(path)
+
+
+def has_versions(path: Path, below: int = LAST) -> bool:
+    """Return whether there are copies of a model, with numbers `below` this one."""
+    with contextlib.suppress(DualPromptError, OSError):
+        return any(number < below for number in copies(path))
+    return False
 
 
 def refuse_other(path: Path) -> None:
@@ -216,21 +224,32 @@ def _write_tensors(path: Path, state: State) -> dict[str, str]:
 
 def _next_version(path: Path, facts: dict[str, Any], why: str, keep: int | None) -> dict[str, Any]:
     """Copy the model that is in `path` to its versions; return what the next one, of these facts, says of itself."""
-    before = None
-    with contextlib.suppress(DualPromptError):  # there is none, or one that nobody could go back to
-        before = record(path)
-    if before is None:
-        last, now = max(copies(path), default=0), VersionRecord()
+    try:
+        now = record(path).version
+    except DualPromptError:  # there is none, or one that cannot be read
+        last, kept = _set_aside(path)
     else:
-        last, now = before.version.number, before.version
-        content = read_bytes(path / MODEL, MOST_JSON)
+        last, kept, content = now.number, now.keep, read_bytes(path / MODEL, MOST_JSON)
         if parse_json(content) | {"version": 0} == json.loads(json.dumps(facts)) | {"version": 0}:
-            return now.model_dump() | {"keep": now.keep if keep is None else keep}  # nothing was changed
+            return now.model_dump() | {"keep": kept if keep is None else keep}  # nothing was changed
         write_text(_copy(path, last), content.decode())
     if last + 1 >= LAST:
         raise DualPromptError(f"{path} has had {last:,} versions, and no more are counted; save it to a new folder")
     when = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    return VersionRecord(number=last + 1, saved=when, why=why, keep=now.keep if keep is None else keep).model_dump()
+    return VersionRecord(number=last + 1, saved=when, why=why, keep=kept if keep is None else keep).model_dump()
+
+
+def _set_aside(path: Path) -> tuple[int, int]:
+    """Keep a copy of what cannot be read as a model; return its number, as far as it is known, and how many it kept."""
+    if not is_model(path):
+        return 0, KEPT
+    if (path / MODEL).exists():
+        with files.atomic(path / DAMAGED) as partial:
+            partial.write_bytes(read_bytes(path / MODEL, MOST_JSON))
+    newest, keep = max(copies(path), default=0), KEPT
+    with contextlib.suppress(DualPromptError):
+        keep = record(path, newest).version.keep
+    return newest + 1, keep
 
 
 def set_keep(path: Path, count: int) -> None:
@@ -260,7 +279,7 @@ def tidy(path: Path) -> None:
         found = copies(path)
         earlier = [number for number in found if number < current.version.number]
         stay = earlier[max(len(earlier) - current.version.keep, 0) :]
-        named = {current.tensors.file, *(record(path, number).tensors.file for number in stay)}
+        named = {current.tensors.file, *(record(path, number).tensors.file for number in stay), *_named_aside(path)}
     except DualPromptError as error:
         if is_model(path):
             log.warning("nothing old was removed from %s: %s", path, error)
@@ -272,6 +291,13 @@ def tidy(path: Path) -> None:
         remove(entry for entry in (path / VERSIONS).iterdir() if is_partial(entry))
         if not stay:
             (path / VERSIONS).rmdir()
+
+
+def _named_aside(path: Path) -> list[str]:
+    """Return the tensors that what was set aside names."""
+    with contextlib.suppress(OSError):
+        return _TENSORS.findall(read_bytes(path / DAMAGED, MOST_JSON).decode("utf-8", "replace"))
+    return []
 
 
 def remove(entries: Iterable[Path]) -> None:
@@ -286,10 +312,10 @@ def remedy(path: Path, number: int = LAST) -> str:
 
     `number` is that of the version that is damaged, if it can still be read.
     """
-    with contextlib.suppress(DualPromptError, OSError):
-        if any(each < number for each in copies(path)):
-            return f"go back to an earlier version with `dualprompt rollback {shlex.quote(str(path))}`, or {RESTORE}"
-    return RESTORE
+    if not has_versions(path, number):
+        return RESTORE
+    earlier = max(each for each in copies(path) if each < number)
+    return f"{RESTORE}, or go back to an earlier version with `dualprompt rollback {shlex.quote(str(path))} {earlier}`"
 
 
 def read(path: Path, version: int | None = None) -> tuple[ModelRecord, State]:
@@ -331,6 +357,8 @@ def record(path: Path, version: int | None = None) -> ModelRecord:
     if not is_model(path):
         raise DualPromptError(f"{path} holds no model (it has no {MODEL}); make one with `dualprompt learn`")
     file = path / MODEL if version is None else _copy(path, version)
+    if version is None and not file.exists():
+        raise DamagedError(f"{path} has lost its {MODEL}; {remedy(path)}")
     help_by = remedy(path) if version is None else "remove it; the other versions do not need it"
     try:
         content = read_bytes(file, MOST_JSON)
@@ -340,6 +368,8 @@ def record(path: Path, version: int | None = None) -> ModelRecord:
     except (OSError, ValueError) as error:
         raise DamagedError(f"{file} is damaged ({reason(error)}); {help_by}") from None
     if not isinstance(found, dict) or "format" not in found:
+        if version is not None or has_versions(path):
+            raise DamagedError(f"{file} is damaged (it has no 'format'); {help_by}")
         raise DualPromptError(f"{file} is of another program (it has no 'format'); give a model's folder")
     if found["format"] != FORMAT or isinstance(found["format"], bool):
         raise DualPromptError(

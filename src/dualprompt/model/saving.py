@@ -88,8 +88,9 @@ def restore(
         model = _model(foundation, record, state)
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         reason = str(error).strip().partition("\n")[0][:200]
+        help_by = saved.remedy(path, record.version.number)
         raise DualPromptError(
-            f"the model in {path} is damaged ({type(error).__name__}: {reason}); {saved.remedy(path, record.version.number)}"
+            f"the model in {path} is damaged ({type(error).__name__}: {reason}); {help_by}"
         ) from error
     return foundation, model, Threshold(record.threshold, record.threshold_by)
 

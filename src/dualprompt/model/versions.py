@@ -38,7 +38,7 @@ def listed(path: Path) -> tuple[Version, ...]:
     return (*(_version(path, saved.record(path, number)) for number in earlier), _version(path, current, True))
 
 
-def _known(path: Path) -> tuple[list[Version], Version | None]:
+def known(path: Path) -> tuple[list[Version], Version | None]:
     """Return the earlier versions and the model itself; None: it is damaged, so that every copy is an earlier one."""
     try:
         *earlier, current = listed(path)
@@ -62,7 +62,8 @@ def rollback(
 ) -> Version:
     """Make an earlier version the model again, as a further version, so that this can be undone too.
 
-    That helps where the model itself is damaged, its `model.json` or its tensors.
+    That helps where the model itself is damaged, its `model.json` or its tensors. What was in `model.json` is then kept
+    beside it, as `model.json.damaged`.
 
     Args:
         path: the model's folder.
@@ -72,22 +73,22 @@ def rollback(
         backbone: where its backbone lies now, if that has moved.
     """
     with contextlib.nullcontext() if held else _held(path, damaged=True):
-        earlier, current = _known(path)
-        known = [version.number for version in earlier]
-        if not known:
+        earlier, current = known(path)
+        numbers = [version.number for version in earlier]
+        if not numbers:
             raise DualPromptError(f"{path} has no earlier version to go back to; each change that is saved makes one")
         if number is None:
-            number = known[-1]
-        if number not in known:
+            number = numbers[-1]
+        if number not in numbers:
             said = "it is the model now" if current and number == current.number else f"there is no version {number}"
-            raise DualPromptError(f"{path}: {said}; earlier versions: {', '.join(map(str, known))}")
+            raise DualPromptError(f"{path}: {said}; earlier versions: {', '.join(map(str, numbers))}")
         foundation, model, threshold = saving.restore(path, device, backbone, number)
-        # Ids that were given since are not given again.
-        latest = saved.record(path, None if current else known[-1])
-        model = replace(model, next_id=max(model.next_id, latest.next_id))
+        # Ids that were given since are not given again; what is damaged may have given one more.
+        latest = saved.record(path, None if current else numbers[-1])
+        model = replace(model, next_id=max(model.next_id, latest.next_id + (current is None)))
         facts = saving.facts(foundation, model, threshold)
         text = card.text(saving.info(foundation, model, threshold))
-        saved.write(path, facts, model.state, text, f"went back to version {number}", latest.version.keep)
+        saved.write(path, facts, model.state, text, f"went back to version {number}")
         return listed(path)[-1]
 
 
@@ -105,6 +106,7 @@ def purge(path: Path, tasks: set[int]) -> tuple[int, ...]:
     Classes may have had other names then, so whole tasks decide. Whoever calls holds the model.
     """
     found = saved.copies(path)
+    saved.remove([path / saved.DAMAGED])  # whatever is in it
     gone = [number for number in found if tasks & {task.id for task in saved.record(path, number).tasks}]
     saved.remove(found[number] for number in gone)
     saved.tidy(path)

@@ -21,6 +21,7 @@ from dualprompt.report.tables import ABSENT, MORE, over_seeds
 from dualprompt.report.verdict import Verdict
 from dualprompt.run.folder import Run
 
+STEPS = "A after each step (%)"  # title of the table of that
 KEYS = ("kind", "title", "command", "date", "finding", "verdicts", "sheets", "rows")
 NUMBERS = (
     "average_accuracy", "forgetting", "matching_accuracy", "image_weighted_accuracy", "mean_over_steps",
@@ -242,9 +243,30 @@ def contradictions(value: Mapping[str, Any]) -> list[str]:
         )
         if lines and not {(accuracy, forgetting), (accuracy, ABSENT)} & set(lines):
             found.append(f"{row['label']}: no line of the tables has A = {accuracy} and F = {forgetting}")
+        found += [f"{row['label']}: {said}" for said in _wrong_steps(sheets(value), row)]
     sentences = [verdict["sentence"] for verdict in value["verdicts"]]
     found += [f"not in the finding: {sentence}" for sentence in sentences if sentence not in value["finding"]]
     return found
+
+
+def _wrong_steps(found: Sequence[Sheet], row: Mapping[str, Any]) -> list[str]:
+    """Return what a table of accuracy after each step, or of the last and the mean, says other than a row's runs."""
+    runs = row["runs"]
+    each = [metrics.over_tasks(run["accuracy_matrix"])["average_accuracy"] for run in runs]
+    by_step = enumerate(zip(*each, strict=False), start=1)
+    expected = {str(step): f"{sum(values) / len(values):.1f}" for step, values in by_step}
+    last, mean = (over_seeds([run[key] for run in runs]) for key in ("average_accuracy", "mean_over_steps"))
+    expected |= {"last A (%)": last, "mean over steps (%)": mean}
+    wrong = []
+    for sheet in found:
+        headings = [column.heading.replace("\n", " ") for column in sheet.columns]
+        lines = [cells for group in sheet.groups for cells in group if cells[0] == row["label"]]
+        if not lines or (sheet.title != STEPS and "last A (%)" not in headings):
+            continue
+        held = [place for place, heading in enumerate(headings) if heading in expected]
+        fits = [all(cells[place] == expected[headings[place]] for place in held) for cells in lines]
+        wrong += [] if any(fits) else [f"no line of '{sheet.title}' is that of its runs"]
+    return wrong
 
 
 def _lines(sheet: Sheet, label: str) -> list[tuple[str, str]]:

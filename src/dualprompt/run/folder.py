@@ -19,10 +19,10 @@ from dualprompt import __version__
 from dualprompt.backbones.known import EMBEDDED, REPLACED
 from dualprompt.backbones.weights import CheckpointInfo
 from dualprompt.config import RunConfig, parse, read_record, recorded
-from dualprompt.data.stream import Stream
+from dualprompt.data.stream import Stream, refuse_idle_share
 from dualprompt.errors import DualPromptError, one_line
 from dualprompt.files import MOST_JSON, disk_errors, read_bytes, reason, write_json
-from dualprompt.metrics import summarise
+from dualprompt.metrics import area_under_curve, average_accuracy, calibration_error, summarise
 from dualprompt.progress import Progress
 from dualprompt.run.checkpoint import Checkpoints, State
 from dualprompt.run.code import code_of
@@ -32,6 +32,20 @@ from dualprompt.run.provenance import git_state, products, versions
 from dualprompt.run.records import LogLine, ManifestRecord, ResultRecord
 
 ROUNDING = 1e-6  # how far a metric may be from what its own matrix gives
+
+
+def _repeated(value: dict[str, Any]) -> dict[str, float]:
+    """Return the other numbers of a result that follow from something in it."""
+    found: dict[str, float] = {}
+    if curve := value.get("anytime_curve"):
+        found["area_under_curve"] = area_under_curve(curve)
+    if value.get("last_accuracy") is not None:
+        found["last_accuracy"] = average_accuracy(value["accuracy_matrix"])
+    if matrix := value.get("task_known_matrix"):
+        found["task_known_accuracy"] = average_accuracy(matrix)
+    if bins := value.get("calibration"):
+        found["calibration_error"] = calibration_error(bins)
+    return found
 
 
 def config_in(path: Path, values: dict[str, Any]) -> RunConfig:
@@ -77,6 +91,7 @@ class Run:
     @classmethod
     def create(cls, folder: Path, config: RunConfig, stream: Stream, weights: CheckpointInfo, precision: str) -> Run:
         """Make the directory of a new run and write its manifest."""
+        refuse_idle_share(config.benchmark)
         run = cls(folder)
         with disk_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -250,11 +265,11 @@ class Run:
         S, matching = value["accuracy_matrix"], value.get("matching_matrix")
         images = value.get("judged_images") or self._evaluated_images()
         computed = summarise(S, matching[-1] if matching else None, images)
-        for key, number in computed.items():
+        for key, number in (computed | _repeated(value)).items():
             stated = value.get(key)
             if number is not None and stated is not None and abs(stated - number) > ROUNDING:
                 raise DualPromptError(
-                    f"{path} is damaged ('{key}' is {stated:g}, but {number:g} by its own matrix); restore it"
+                    f"{path} is damaged ('{key}' is {stated:.10g}, but {number:.10g} by what it is made of); restore it"
                 )
         value = UNKNOWN | {"judged_images": images} | computed | value
         if self.manifest()["config"]["method"].get("e_layers") == []:  # no E-Prompt to match; older files count keys

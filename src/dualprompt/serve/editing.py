@@ -63,13 +63,14 @@ def add_editing(app: FastAPI, service: Service, asks: Dependencies, changes: Dep
 
     @app.get("/versions", summary="The versions of the model that are kept, the newest last", dependencies=asks)
     async def get_versions() -> Versions:
-        found = versions.listed(service.model.path)
+        earlier, current = versions.known(service.model.path)
+        found = earlier if current is None else [*earlier, current]
         return Versions(versions=[VersionInfo(**version.to_dict()) for version in found])
 
     @app.post("/rollback", summary="Go back to an earlier version", openapi_extra=json_body(Rollback), **options)
     async def rollback(request: Request) -> Changed:
         wanted = await read_json(request, service.limits, Rollback)
-        earlier = [version.number for version in versions.listed(service.model.path)[:-1]]
+        earlier = [version.number for version in versions.known(service.model.path)[0]]
         if not earlier:
             raise Refusal(409, "there is no earlier version to go back to")
         if wanted.number is not None and wanted.number not in earlier:

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dualprompt.config import RunConfig, compose, origins, read_line
+from dualprompt.config import BenchmarkConfig, RunConfig, compose, origins, read_line
 from dualprompt.errors import DualPromptError, nearest
 from dualprompt.methods.base import METHODS, method_config
 from dualprompt.metrics import over_tasks
+from dualprompt.report.publication import STEPS
 from dualprompt.report.sheet import Column, Sheet
 from dualprompt.report.tables import ABSENT, explained, over_seeds, plus_minus
 from dualprompt.report.verdict import paired
@@ -215,24 +216,36 @@ def sheet(rows: Sequence[Row]) -> Sheet:
 
 
 def steps(rows: Sequence[Row]) -> Sheet | None:
-    """Return A after each step of every line that has runs, and beside it DynaER's own; None where none has."""
-    found = [(row, values) for row in rows if (values := row.steps())]
-    if not found:
+    """Return A after each step of every line that has runs, and beside DynaER's its authors'.
+
+    None where there is none, or one step alone: the table above has said it.
+    """
+    found = [(row.entry, row.runs, values) for row in rows if row.runs and (values := row.steps())]
+    count = max((len(values) for _, _, values in found), default=0)
+    if count < 2:
         return None
-    first = found[0][0].runs
-    assert first is not None
-    lines = [(row.entry.label, _network(row.entry), *map(_tenth, values)) for row, values in found]
+    lines = [
+        (entry.label, _network(entry), *map(_tenth, values), str(len(runs.finished))) for entry, runs, values in found
+    ]
     remarks = ["mean over tasks so far, in the mean over the seeds"]
     theirs = paper.DYNAER_STEPS
-    if first.line.config.benchmark.name == "split-cifar100" and len(found[0][1]) == len(theirs):
-        lines.append(("dynaer, its authors'", RESNET18, *map(_tenth, theirs)))
+    if any(entry.method == "dynaer" and _as_theirs(runs.line.config) for entry, runs, _ in found):
+        lines.append(("dynaer, its authors'", RESNET18, *map(_tenth, theirs), "1"))
         remarks.append("its authors': their log, without masks; their class order and epochs")
     columns = (
         Column("method", right=False),
         Column("backbone", right=False, lesser=True),
-        *(Column(str(step)) for step in range(1, len(found[0][1]) + 1)),
+        *(Column(str(step)) for step in range(1, count + 1)),
+        Column("seeds", lesser=True),
     )
-    return Sheet("A after each step (%)", columns, (tuple(lines),), tuple(remarks))
+    return Sheet(STEPS, columns, (tuple(lines),), tuple(remarks))
+
+
+def _as_theirs(config: RunConfig) -> bool:
+    """Return whether a line is of DynaER's benchmark: all of CIFAR-100 in ten equal steps, in whatever order."""
+    theirs = BenchmarkConfig(name="theirs", dataset="cifar100", tasks=len(paper.DYNAER_STEPS))
+    free = {"name", "root", "class_order", "class_order_seed"}
+    return config.benchmark.model_dump(exclude=free) == theirs.model_dump(exclude=free)
 
 
 def _tenth(value: float) -> str:
