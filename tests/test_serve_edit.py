@@ -38,6 +38,20 @@ async def test_rename_merge_and_undo(model: Path):
     assert list(ContinualLearner.load(model, "cpu").classes) == known
 
 
+async def test_a_model_that_is_damaged_while_it_is_served_can_be_gone_back_from(model: Path):
+    async with serving(model) as client:
+        known = (await client.get("/model")).json()["classes"]
+        assert (await client.post("/rename", json={"old": "ash", "new": "Rowan"})).status_code == 200
+        (model / "model.json").write_text("{")
+        error_of(await client.post("/rename", json={"old": "birch", "new": "Beech"}), 422)
+        listed = (await client.get("/versions")).json()["versions"]
+        assert [version["current"] for version in listed] == [False]
+        reply = await client.post("/rollback", json={})
+        assert reply.status_code == 200, reply.text
+        assert reply.json()["classes"] == known
+        assert (await client.post("/rename", json={"old": "birch", "new": "Beech"})).status_code == 200
+
+
 async def test_wishes_that_cannot_be_fulfilled(model: Path):
     async with serving(model, limits=Limits(json_bytes=300)) as client:
         version = (await client.get("/model")).json()["model_version"]

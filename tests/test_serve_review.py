@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import io
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
 
-from sandbox import World, pictures
+from sandbox import World, call, pictures
 from serving import SMALL, error_of, finished, png, serving, until_running
 
 from dualprompt.hosted.review import Review, Reviewed  # isort: skip (after serving, which skips without the extra)
@@ -191,3 +192,17 @@ async def test_a_picture_of_an_unknown_class_is_named(world: World, model: Path)
         assert "name it again or remove it" in told
         await client.post(f"/review/{number}", json={"label": "ash"})
         assert (await finished(client, (await client.post("/review-lesson")).json()["id"]))["error"] is None
+
+
+async def test_a_command_that_purges_deletes_what_was_called_so(model: Path):
+    async with serving(model, review_days=2) as client:
+        for label in ("ash", "birch", "ash"):
+            await corrected(client, label, SMALL)
+    done = call("forget", model, "ash", "--purge")
+    assert done.code == 0, done.err
+    assert "removed 2 pictures of it that a server kept to be looked at" in done.out
+    folder = model / ".serve" / "review"
+    assert sorted(path.name for path in folder.iterdir()) == ["000002.image", "000002.json"]
+    shutil.rmtree(folder)
+    folder.symlink_to(model.parent)
+    assert "link" in call("forget", model, "birch", "--purge").error

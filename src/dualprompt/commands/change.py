@@ -174,13 +174,16 @@ def do_merge(options: argparse.Namespace) -> None:
 def do_forget(options: argparse.Namespace) -> None:
     """Make a model forget."""
     from dualprompt.data.folder import one_form
+    from dualprompt.hosted import review
+    from dualprompt.hosted.places import SERVE
     from dualprompt.model import saved, versions
 
     if not saved.is_model(options.model):
         open_learner(options)  # it says what is wrong
     with saved.held(options.model):
         learner = open_learner(options)
-        names = {task.name for task in learner.tasks} | set(learner.classes)
+        classes = set(learner.classes)
+        names = {task.name for task in learner.tasks} | classes
         by_id = options.what.isdecimal() and options.what not in names and options.kind != "class"
         what = int(options.what) if by_id else options.what
         holders = versions.holders(options.model, what, options.kind) if options.purge else set()
@@ -189,13 +192,14 @@ def do_forget(options: argparse.Namespace) -> None:
             gone = learner.forget(what, options.kind)
             learner.save(options.model, held=True)
         purged = versions.purge(options.model, holders)
+        lost = classes - set(learner.classes) | ({one_form(options.what)} - set(learner.classes))
+        pictures = review.purged(options.model / SERVE, lost) if options.purge else 0
         older = len(versions.listed(options.model)) - 1
     messages = [forgotten(learner, gone) if gone is not None else f"'{what}' was forgotten before"]
     if options.purge:
         messages.append(f"removed {counted(len(purged), 'earlier version')} that held it")
-        queue = options.model / ".serve" / "review"
-        if queue.is_dir() and any(queue.iterdir()):
-            messages.append(f"{queue} has pictures that a server keeps to be looked at; those of it were not removed")
+        if pictures:
+            messages.append(f"removed {counted(pictures, 'picture')} of it that a server kept to be looked at")
     elif older:
         kind = [f"--{options.kind}"] if options.kind else []
         again = shlex.join(["dualprompt", "forget", str(options.model), options.what, *kind, "--purge"])

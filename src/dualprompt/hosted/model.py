@@ -18,7 +18,7 @@ from dualprompt import __version__
 from dualprompt.errors import DualPromptError
 from dualprompt.files import digest, read_json
 from dualprompt.hosted.engine import TORCH, Agreement, Engine, faster
-from dualprompt.hosted.places import make_own
+from dualprompt.hosted.places import SERVE, make_own
 from dualprompt.learner import Answer, ContinualLearner
 from dualprompt.model import saved, versions
 
@@ -66,7 +66,7 @@ class ServedModel:
         engine: Engine = TORCH,
     ) -> None:
         self.path, self.device, self.engine = path, "cpu" if engine.name == "onnx" else device, engine
-        self.work = path / ".serve"
+        self.work = path / SERVE
         self.switches = 0
         # On a CPU, cores that each compute a part of a batch beat cores that share every operation of all of it.
         self._cores = torch.get_num_threads() if self.device == "cpu" or not torch.cuda.is_available() else 1

@@ -21,6 +21,7 @@ from dualprompt.errors import DualPromptError
 from dualprompt.files import disk_errors
 from dualprompt.inbound.limits import MEGABYTE
 
+SERVE = ".serve"  # its name
 RECORD_BYTES = 64 * MEGABYTE
 LAST_JOB = 999_999_999
 DEEPEST = 30  # folders in folders; deleting uses the stack

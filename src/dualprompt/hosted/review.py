@@ -7,6 +7,7 @@ that is started without the queue deletes what an earlier one kept.
 from __future__ import annotations
 
 import logging
+import math
 import re
 import time
 from collections.abc import Callable, Collection, Iterable
@@ -18,7 +19,7 @@ from pydantic import Field, TypeAdapter
 
 from dualprompt.errors import DualPromptError
 from dualprompt.files import disk_errors, read_bytes, reason, write_json
-from dualprompt.hosted.places import LAST_JOB, read_record
+from dualprompt.hosted.places import LAST_JOB, make_own, read_record
 from dualprompt.inbound.limits import Limits, Refusal
 from dualprompt.inbound.pictures import short
 
@@ -197,3 +198,15 @@ class Review:
         for path in self.folder.iterdir() if self.folder.is_dir() else ():
             if _NAME.fullmatch(path.name) and path.is_file() and int(path.stem) not in keep:
                 path.unlink()
+
+
+def purged(work: Path, labels: Collection[str]) -> int:
+    """Delete what people called so of the pictures in the folder of a server that is not running; return how many."""
+    if not (work / "review").is_dir():
+        return 0
+    make_own(work)
+    queue = Review(work / "review", Limits(), days=math.inf)  # how long the others stay is the server's to say
+    queue.start()
+    before = len(queue.items())
+    queue.forget(labels, purge=True)
+    return before - len(queue.items())
