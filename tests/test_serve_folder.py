@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 import sandbox
-from sandbox import World, pictures
+from dualprompt import ContinualLearner
+from sandbox import World, call, pictures
 from serving import serving
 
 pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
@@ -23,8 +24,9 @@ from dualprompt.files import held, write_json
 from dualprompt.hosted.jobs import Job, Jobs
 from dualprompt.hosted.model import ServedModel
 from dualprompt.hosted.places import JobFolders
-from dualprompt.hosted.teach import Reporter, teach
+from dualprompt.hosted.teach import Learned, Reporter, teach
 from dualprompt.inbound.limits import Limits
+from dualprompt.model import versions
 
 JOB = asdict(Job(1, None, ["elm"], 9))
 
@@ -163,6 +165,27 @@ def test_a_damaged_mark_is_no_proof_that_a_job_has_learned(model: Path):
     for mark in ("{", "[]", '{"id": "1", "learned": 2}', "[" * 100_000):
         (job / "learned.json").write_text(mark)
         assert recovered(model)[1].state == "queued"
+
+
+@pytest.mark.parametrize("saved_more", [True, False])
+@pytest.mark.parametrize("then", [(), ("rename", "birch", "Beech"), ("forget", "birch")])
+def test_a_job_that_adds_images_is_not_done_twice_nor_lost(
+    saved_more: bool, then: tuple[str, ...], world: World, model: Path
+):
+    """Its process was killed right after it said what it would save, or right after it saved; then came a command."""
+    learner = ContinualLearner.load(model, "cpu")
+    number = versions.listed(model)[-1].number
+    [task] = learner.more({"ash": pictures(world, "ash", "test")})
+    put_on_record(model, JOB | {"state": "running", "attempts": 1, "kind": "more", "classes": ["ash"]})
+    job = model / ".serve" / "jobs" / "000001"
+    job.mkdir()
+    (job / "lesson.json").write_text("{}")
+    write_json(job / "learned.json", asdict(Learned(task.id, task.learned, number + 1, task.images)))
+    if saved_more:
+        learner.save(model)
+    if then:
+        assert call(then[0], model, *then[1:]).code == 0
+    assert recovered(model)[1].state == ("done" if saved_more else "queued")
 
 
 @pytest.mark.anyio

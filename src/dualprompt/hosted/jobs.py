@@ -22,7 +22,7 @@ from dualprompt.files import read_json, write_json
 from dualprompt.hosted.model import ServedModel
 from dualprompt.hosted.places import LAST_JOB, JobFolders, read_record
 from dualprompt.hosted.review import Reviewed
-from dualprompt.hosted.teach import FINDINGS, LEARNED, LEARNED_KIND, LESSON, LESSON_KIND, JobKind, Lesson
+from dualprompt.hosted.teach import FINDINGS, LEARNED, LEARNED_KIND, LESSON, LESSON_KIND, JobKind, Learned, Lesson
 from dualprompt.inbound.limits import Limits, Refusal, busy
 from dualprompt.inbound.pictures import Picture, short
 from dualprompt.model import saved
@@ -225,10 +225,19 @@ class Jobs:
         task = next((task for task in self.model.learner.tasks if task.id == found.id), None)
         if task is None or task.learned != found.learned:
             return False
-        if job.kind == "more" and saved.record(self.model.path).version.number != found.version:
+        if job.kind == "more" and not self._has_more(found):
             return False
         job.task = task.id
         return True
+
+    def _has_more(self, found: Learned) -> bool:
+        """Return whether a job has added its images to a task; others may have changed the model since, or instead."""
+        path = self.model.path
+        with contextlib.suppress(DualPromptError):  # a version that is not kept any more says nothing
+            current = saved.record(path)
+            then = current if current.version.number == found.version else saved.record(path, found.version)
+            return any((task.id, task.images) == (found.id, found.images) for task in then.tasks)
+        return False
 
     async def _work(self) -> None:
         while True:

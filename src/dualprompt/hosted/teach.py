@@ -68,11 +68,12 @@ class Lesson:
 
 @dataclass
 class Learned:
-    """The task that a job has learned, when, and the version that the model has with it."""
+    """The task that a job has learned, when, the version that the model has with it, and then of how many images."""
 
     id: int
     learned: str
     version: int
+    images: int = 0
 
 
 LESSON_KIND, LEARNED_KIND = TypeAdapter(Lesson), TypeAdapter(Learned)
@@ -149,7 +150,7 @@ def teach(model: Path, job: Path, reporter: Reporter) -> None:
     reporter.tell(progress=0.99, message="saving the model")
     # Whoever finds this job after a crash sees by it whether the saved model already has what it learned.
     version = saved.record(model).version.number + 1
-    write_json(job / LEARNED, asdict(Learned(task.id, task.learned, version)))
+    write_json(job / LEARNED, asdict(Learned(task.id, task.learned, version, task.images)))
     learner.save(model, held=True)  # by the server, whose lock we inherited
 
 
