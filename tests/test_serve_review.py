@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import io
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
 
+from dualprompt import ContinualLearner
 from sandbox import World, call, pictures
 from serving import SMALL, error_of, finished, png, serving, until_running
 
@@ -196,13 +196,25 @@ async def test_a_picture_of_an_unknown_class_is_named(world: World, model: Path)
 
 async def test_a_command_that_purges_deletes_what_was_called_so(model: Path):
     async with serving(model, review_days=2) as client:
-        for label in ("ash", "birch", "ash"):
+        for label in ("ash", "birch", "ash", "cedar"):
             await corrected(client, label, SMALL)
-    done = call("forget", model, "ash", "--purge")
+    folder = model / ".serve" / "review"
+
+    def left() -> list[str]:
+        return sorted(path.name for path in folder.iterdir())
+
+    assert call("rename", model, "ash", "Rowan").code == 0
+    aside = folder.rename(model / "elsewhere")
+    folder.symlink_to(aside)
+    assert "link" in call("forget", model, "Rowan", "--purge").error
+    folder.unlink()
+    aside.rename(folder)
+    done = call("forget", model, "Rowan", "--purge")  # the same again
     assert done.code == 0, done.err
     assert "removed 2 pictures of it that a server kept to be looked at" in done.out
-    folder = model / ".serve" / "review"
-    assert sorted(path.name for path in folder.iterdir()) == ["000002.image", "000002.json"]
-    shutil.rmtree(folder)
-    folder.symlink_to(model.parent)
-    assert "link" in call("forget", model, "birch", "--purge").error
+    assert left() == ["000002.image", "000002.json", "000004.image", "000004.json"]
+    task = ContinualLearner.load(model, "cpu").tasks[0]
+    assert call("forget", model, task.name, "--task").code == 0
+    done = call("forget", model, task.name, "--task", "--purge")
+    assert "removed 1 picture of it" in done.out, done.err
+    assert left() == ["000004.image", "000004.json"]

@@ -77,33 +77,83 @@ def test_a_model_whose_tensors_are_gone_can_be_gone_back_from(model: Path) -> No
     assert "rollback" not in said
 
 
-@pytest.mark.parametrize("content", ["", "{}", "null", '{"format": 1, "tas', '{"format": 1}', "cut", None])
+@pytest.mark.parametrize("content", ["", "{}", "null", '{"format": 1}', "cut", "half", "folder", "pipe", None])
 def test_a_model_whose_papers_are_damaged_can_be_gone_back_from(content: str | None, model: Path, world: World) -> None:
     assert call("versions", model, "--keep", 3).code == 0
     assert call("forget", model, "elm").code == 0
     papers = model / "model.json"
     whole, tensors = papers.read_text(), {file.name for file in model.glob("weights-*")}
-    damaged = whole[:-40] if content == "cut" else content
+    damaged = {"cut": whole[:-40], "half": whole[: len(whole) // 2], "folder": None, "pipe": None}.get(
+        content or "", content
+    )
     papers.unlink() if damaged is None else papers.write_text(damaged)
+    if content == "folder":
+        papers.mkdir()
+    elif content == "pipe":
+        os.mkfifo(papers)
     said = call("info", model).error
     assert "model.json is damaged" in said or "has lost its model.json" in said
     assert f"or go back to an earlier version with `dualprompt rollback {model} 2`" in said
     done = call("rollback", model)
     assert done.code == 0, done.err
     assert "went back to version 2, which is now version 4" in done.out
-    assert ("is kept as" in done.out) == (damaged is not None)
+    assert "is kept as" in done.out
     learner = ContinualLearner.load(model, "cpu")
     assert learner.classes == ("ash", "birch", "cedar", "elm")
     assert learner.predict(pictures(world, "ash", "test"))
     assert json.loads(papers.read_text())["version"]["keep"] == 3
     assert learner.learn({"yew": pictures(world, "fir")}).id > 3  # the damaged one may have given 3
-    if damaged is not None:  # nothing of it is lost
-        assert (model / "model.json.damaged").read_text() == damaged
-    if content == "cut":
-        assert {file.name for file in model.glob("weights-*")} >= tensors
-        (model / "model.json.damaged").write_text(whole)
-        (model / "model.json.damaged").replace(papers)  # someone mended it by hand
-        assert ContinualLearner.load(model, "cpu").classes == ("ash", "birch", "cedar")
+    aside = model / "model.json.damaged"
+    if damaged is not None:
+        assert aside.read_text() == damaged
+    assert call("forget", model, "birch").code == 0  # what was set aside stays, and so do its tensors
+    assert {file.name for file in model.glob("weights-*")} >= tensors
+    papers.write_text(whole)  # someone has found a copy, or mended it by hand
+    assert ContinualLearner.load(model, "cpu").classes == ("ash", "birch", "cedar")
+
+
+def test_what_is_damaged_again_is_set_aside_beside_the_first(model: Path) -> None:
+    assert call("forget", model, "elm").code == 0
+    for content in ("{", "["):
+        (model / "model.json").write_text(content)
+        assert call("rollback", model).code == 0
+    assert (model / "model.json.damaged").read_text() == "{"
+    assert (model / "model.json.damaged.1").read_text() == "["
+    assert call("forget", model, "elm", "--purge").code == 0  # what was set aside may hold it
+    assert list(model.glob("model.json.*")) == []
+    named = {json.loads(file.read_text())["tensors"]["file"] for file in model.rglob("*.json")}
+    assert {file.name for file in model.glob("weights-*")} == named
+
+
+def test_what_a_damaged_model_says_of_ids_is_heeded(model: Path) -> None:
+    copy = json.loads((model / "model.json").read_text())
+    for said, free in ((17, 17), (2**53 - 1, 2**53 - 1), (10**16 - 1, 2**53 - 1)):
+        (model / "model.json").write_text('{"format": 1, "next_id": ' + str(said) + ', "tr')
+        assert call("rollback", model).code == 0
+        assert json.loads((model / "model.json").read_text())["next_id"] == free
+        (model / "model.json").write_text(json.dumps(copy))
+
+
+def test_a_copy_that_is_damaged_too_does_not_keep_from_the_others(model: Path) -> None:
+    for new in ("Ash", "Esche"):
+        assert call("rename", model, "Ash" if new == "Esche" else "ash", new).code == 0
+    (model / "model.json").write_text("{")
+    (model / "versions" / "000003.json").write_text("{")
+    assert f"rollback {model} 2`" in call("info", model).error
+    assert "no version 3; earlier versions: 1, 2" in call("rollback", model, 3).error
+    assert call("rollback", model, 2).code == 0
+    assert "ash" in ContinualLearner.load(model, "cpu").classes
+
+
+def test_a_folder_of_somebody_is_no_model_that_has_lost_its_papers(model: Path, tmp_path: Path) -> None:
+    project = tmp_path / "thesis"
+    (project / "versions").mkdir(parents=True)
+    (project / "README.md").write_text("my thesis")
+    (project / "versions" / "20240101.json").write_text('{"a": 1}')
+    with pytest.raises(DualPromptError, match="holds no model, but"):
+        ContinualLearner.load(model, "cpu").save(project)
+    assert "holds no model" in call("rollback", project).error
+    assert (project / "README.md").read_text() == "my thesis"
 
 
 def test_saving_onto_a_damaged_model_keeps_what_it_had(model: Path) -> None:
@@ -172,11 +222,8 @@ def test_purging_leaves_nothing_of_what_is_forgotten(model: Path) -> None:
     assert numbers(model) == [1, 4]
     assert not any(name in everything(model) for name in ("elm", "wych"))
     assert len(list(model.glob("weights-*"))) == 2
-    (model / ".serve" / "review").mkdir(parents=True)
-    (model / ".serve" / "review" / "000001.image").write_bytes(b"")
     told = call("forget", model, "first", "--purge")
     assert "removed 2 earlier versions that held it" in told.out
-    assert f"{model / '.serve' / 'review'} has pictures" in told.out.replace("\n", " ").replace("  ", " ")
     assert numbers(model) == [5]
     assert "birch" not in everything(model)
     assert [file.name for file in model.glob("weights-*")] == [saved.record(model).tensors.file]

@@ -180,7 +180,7 @@ def _locked(lock: int) -> bool:
 
 def beside(path: Path) -> Path:
     """Return a name for what lies at `path` to make way to: the first of NAME.1, NAME.2, … that is free."""
-    return next(place for n in itertools.count(1) if not (place := path.with_name(f"{path.name}.{n}")).exists())
+    return next(place for n in itertools.count(1) if not os.path.lexists(place := path.with_name(f"{path.name}.{n}")))
 
 
 def write_text(path: Path, text: str) -> None:

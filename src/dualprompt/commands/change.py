@@ -182,18 +182,19 @@ def do_forget(options: argparse.Namespace) -> None:
         open_learner(options)  # it says what is wrong
     with saved.held(options.model):
         learner = open_learner(options)
-        classes = set(learner.classes)
-        names = {task.name for task in learner.tasks} | classes
+        names = {task.name for task in learner.tasks} | set(learner.classes)
         by_id = options.what.isdecimal() and options.what not in names and options.kind != "class"
         what = int(options.what) if by_id else options.what
         holders = versions.holders(options.model, what, options.kind) if options.purge else set()
+        labels = versions.labels_of(options.model, holders)
         gone = None  # it was forgotten before, but earlier versions have it
         if not holders or {what, one_form(str(what))} & {*names, *(task.id for task in learner.tasks)}:
             gone = learner.forget(what, options.kind)
             learner.save(options.model, held=True)
-        purged = versions.purge(options.model, holders)
-        lost = classes - set(learner.classes) | ({one_form(options.what)} - set(learner.classes))
-        pictures = review.purged(options.model / SERVE, lost) if options.purge else 0
+        purged, pictures = (), 0
+        if options.purge:  # the pictures first: what then fails can be asked for again
+            pictures = review.purged(options.model / SERVE, labels - set(learner.classes))
+            purged = versions.purge(options.model, holders)
         older = len(versions.listed(options.model)) - 1
     messages = [forgotten(learner, gone) if gone is not None else f"'{what}' was forgotten before"]
     if options.purge:
@@ -248,12 +249,17 @@ def do_rollback(options: argparse.Namespace) -> None:
     with contextlib.suppress(DamagedError):  # that is what earlier versions are for
         before = versions.listed(options.model)[-1].number
     made = versions.rollback(options.model, options.number, device=options.device)
-    found = versions.listed(options.model)
+    found = [made]
+    with contextlib.suppress(DamagedError):  # another copy is damaged too
+        found = [*versions.listed(options.model)]
     value = {"version": made.to_dict(), "versions": [version.to_dict() for version in found]}
     same = f"that version is the same as the model, version {made.number}; nothing was changed"
     said = same if made.number == before else f"{made.why}, which is now version {made.number}"
     if before is None and (options.model / DAMAGED).exists():
-        said += f"; what could not be read is kept as {options.model / DAMAGED}, to be mended or deleted"
+        said += (
+            f"; what could not be read is kept as {options.model / DAMAGED}, to be mended or deleted; "
+            "until then no tensors are removed"
+        )
     emit(options, value, known_versions(found), said)
 
 

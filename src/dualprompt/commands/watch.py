@@ -48,15 +48,14 @@ def add(commands: Commands) -> None:
 
 def do_watch(options: argparse.Namespace) -> None:
     """Label new pictures until someone stops it."""
-    from dualprompt.model.saved import is_model
+    from dualprompt.model import saved
     from dualprompt.watch import SETTLED, Watch, Watched
 
     if not 0 < options.every <= 86_400:
         raise DualPromptError(f"--every takes seconds above 0 and at most 86400, found {options.every}")
     if options.link and options.sort is None:
         raise DualPromptError("--link goes with --sort")
-    if not is_model(options.model):
-        raise DualPromptError(f"{options.model} holds no model; make one with `dualprompt learn`")
+    saved.record(options.model)  # it says what is wrong
     table = options.to if options.sort is None else options.sort / "labels.csv"
     if table.is_symlink() and (options.sort is not None or table == ANSWERS):  # which we named, and nobody else
         raise DualPromptError(f"{table} is a link, which we never make; look what it is, and remove it")

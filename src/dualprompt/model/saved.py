@@ -14,22 +14,21 @@ import contextlib
 import hashlib
 import json
 import logging
+import os
 import re
 import secrets
 import shlex
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import torch
-from pydantic import AfterValidator, Field, model_validator
 from safetensors import SafetensorError
 from safetensors.torch import load
 
 from dualprompt import files
-from dualprompt.config import Count, Percent, Record, recorded
-from dualprompt.data.folder import one_form
+from dualprompt.config import recorded
 from dualprompt.errors import DamagedError, DualPromptError
 from dualprompt.files import (
     MOST_JSON,
@@ -43,123 +42,36 @@ from dualprompt.files import (
     write_json,
     write_text,
 )
+from dualprompt.model.records import KEPT, LAST, ModelRecord, VersionRecord
 from dualprompt.run import checkpoint
 from dualprompt.run.checkpoint import State
 
 log = logging.getLogger("dualprompt")
 FORMAT = 1
 MODEL, CARD, VERSIONS = "model.json", "README.md", "versions"
-DAMAGED = "model.json.damaged"  # what could not be read, and was set aside; its tensors stay as long as it does
-KEPT, MOST_KEPT, LAST = 5, 1000, 10**9  # earlier versions: by default, at most; and the highest number that one has
+DAMAGED = "model.json.damaged"  # what could not be read, and was set aside; a second one has .1 behind it
 RESTORE = "restore the model from a copy"
 TRIES = 100  # of a reader whose model is replaced again and again under its hands
 MOST_TENSORS = 2**36  # bytes
 _TENSORS = re.compile(r"weights-[0-9a-f]{16}\.safetensors")
 _VERSION = re.compile(r"[0-9]{6,9}\.json")
-_Label = Annotated[str, AfterValidator(one_form)]
-_Id = Annotated[int, Field(ge=1, lt=2**53)]
-
-
-class TensorsRecord(Record):
-    """The file of the tensors."""
-
-    file: Annotated[str, Field(pattern=r"^weights-[0-9a-f]{16}\.safetensors$")]
-    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-
-
-class BackboneRecord(Record):
-    """The backbone that a model was made with."""
-
-    name: Annotated[str, Field(min_length=1)]
-    sha256: str
-    input_size: int | None
-
-
-class PromptRecord(Record):
-    """Whether prompts were trained in a lesson, and why."""
-
-    used: bool
-    why: str
-    held: Count
-    without: Count
-    with_prompts: Count
-
-
-class TaskRecord(Record):
-    """What is known of a task."""
-
-    id: _Id
-    name: str
-    classes: Annotated[list[_Label], Field(min_length=1)]
-    images: Count
-    learned: str
-    bytes: Count
-    accuracy: Percent | None
-    held: Count | None = None  # None: as many as there are trusts
-    correct: Count = 0
-    left_one_out: bool = False
-    interval: tuple[Percent, Percent] | None = None  # for people; it follows from the others
-    prompts: PromptRecord | None = None
-    measured: dict[_Id, Percent] = Field(default_factory=dict)
-
-    @model_validator(mode="after")
-    def _counted(self) -> TaskRecord:
-        if self.held is not None and self.correct > self.held:
-            raise ValueError("more of its images are right than were held out")
-        return self
-
-
-class VersionRecord(Record):
-    """Which version a model is, and how many earlier ones are kept beside it."""
-
-    number: Annotated[int, Field(ge=1, lt=LAST)] = 1
-    saved: str = ""  # when, ISO 8601; models of earlier releases do not say
-    why: str = ""  # what was done
-    keep: Annotated[int, Field(ge=0, le=MOST_KEPT)] = KEPT
-
-
-class ModelRecord(Record):
-    """What `model.json` holds."""
-
-    dualprompt: str
-    backbone: BackboneRecord
-    method: dict[str, Any]
-    train: dict[str, Any]
-    seed: Count
-    threshold: float | None
-    threshold_by: Literal["lessons", "user"] = "user"
-    tasks: list[TaskRecord]
-    rows: list[tuple[_Id, _Label] | None]  # of the head: the task that taught it and its label; None: forgotten
-    next_id: _Id
-    # Of each image held or left out: how sure it was, how sure if the class were not known, and the best labels.
-    trust: list[tuple[_Id, dict[_Label, list[float | tuple[float, float | None, list[_Label]]]]]]
-    tensors: TensorsRecord
-    version: VersionRecord = VersionRecord()
-
-    @model_validator(mode="after")
-    def _consistent(self) -> ModelRecord:
-        ids = [task.id for task in self.tasks]
-        if len(set(ids)) < len(ids) or any(number >= self.next_id for number in ids):
-            raise ValueError("the ids of its tasks are not those that it gave")
-        taught = [(task.id, label) for task in self.tasks for label in task.classes]
-        known = {row for row in self.rows if row is not None}  # a label has several where classes were merged
-        if len(set(taught)) < len(taught) or known != set(taught):
-            raise ValueError("its rows are not those of its classes")
-        if any((number, label) not in known for number, own in self.trust for label in own):
-            raise ValueError("its trust is not in its classes")
-        return self
+_ASIDE = re.compile(re.escape(DAMAGED) + r"(\.[0-9]{1,9})?")
+_NEXT_ID = re.compile(rb'"next_id"\s*:\s*([0-9]{1,16})\b')
 
 
 def is_model(path: Path) -> bool:
     """Return whether a model is kept in `path`; one that has lost its `model.json` has its versions."""
-    return (path / MODEL).is_file() or has_versions(path)
+    return (path / MODEL).is_file() or newest_copy(path) is not None
 
 
-def has_versions(path: Path, below: int = LAST) -> bool:
-    """Return whether there are copies of a model, with numbers `below` this one."""
+def newest_copy(path: Path, below: int = LAST) -> int | None:
+    """Return the highest number `below` this one of an earlier version that can be read; None: there is none."""
     with contextlib.suppress(DualPromptError, OSError):
-        return any(number < below for number in copies(path))
-    return False
+        for number in sorted(copies(path), reverse=True):
+            with contextlib.suppress(DualPromptError):
+                if number < below:
+                    return record(path, number).version.number
+    return None
 
 
 def refuse_other(path: Path) -> None:
@@ -240,16 +152,33 @@ def _next_version(path: Path, facts: dict[str, Any], why: str, keep: int | None)
 
 
 def _set_aside(path: Path) -> tuple[int, int]:
-    """Keep a copy of what cannot be read as a model; return its number, as far as it is known, and how many it kept."""
+    """Keep what cannot be read as a model; return its number, as far as it is known, and how many versions it kept."""
     if not is_model(path):
         return 0, KEPT
-    if (path / MODEL).exists():
-        with files.atomic(path / DAMAGED) as partial:
-            partial.write_bytes(read_bytes(path / MODEL, MOST_JSON))
-    newest, keep = max(copies(path), default=0), KEPT
-    with contextlib.suppress(DualPromptError):
-        keep = record(path, newest).version.keep
-    return newest + 1, keep
+    aside = path / DAMAGED
+    aside = files.beside(aside) if os.path.lexists(aside) else aside
+    with disk_errors(aside):
+        if not os.path.lexists(path / MODEL):  # it was lost; the tensors that it named are to stay all the same
+            aside.touch()
+        with contextlib.suppress(OSError):  # where the disk has no links
+            if (path / MODEL).is_file():
+                os.link(path / MODEL, aside, follow_symlinks=False)
+        if not os.path.lexists(aside):
+            (path / MODEL).replace(aside)
+    newest = newest_copy(path)
+    return max(copies(path), default=0) + 1, KEPT if newest is None else record(path, newest).version.keep
+
+
+def asides(path: Path) -> list[Path]:
+    """Return what was set aside of the model in `path`, because it could not be read."""
+    return [entry for entry in path.iterdir() if _ASIDE.fullmatch(entry.name)]
+
+
+def said_next_id(path: Path) -> int:
+    """Return the highest id that a damaged `model.json` still says to be free; 0 if it says nothing."""
+    with contextlib.suppress(OSError):
+        return max((int(number) for number in _NEXT_ID.findall(read_bytes(path / MODEL, MOST_JSON))), default=0)
+    return 0
 
 
 def set_keep(path: Path, count: int) -> None:
@@ -273,13 +202,16 @@ def _copy(path: Path, number: int) -> Path:
 
 
 def tidy(path: Path) -> None:
-    """Remove copies beyond those to be kept, tensors that no version names, and what was half written."""
+    """Remove copies beyond those to be kept, tensors that no version names, and what was half written.
+
+    As long as something lies there that was set aside, no tensors are removed: they may be its.
+    """
     try:
         current = record(path)
         found = copies(path)
         earlier = [number for number in found if number < current.version.number]
         stay = earlier[max(len(earlier) - current.version.keep, 0) :]
-        named = {current.tensors.file, *(record(path, number).tensors.file for number in stay), *_named_aside(path)}
+        named = {current.tensors.file, *(record(path, number).tensors.file for number in stay)}
     except DualPromptError as error:
         if is_model(path):
             log.warning("nothing old was removed from %s: %s", path, error)
@@ -287,17 +219,10 @@ def tidy(path: Path) -> None:
     remove(file for number, file in found.items() if number not in stay)
     with contextlib.suppress(OSError):
         old = [entry for entry in path.iterdir() if _TENSORS.fullmatch(entry.name) and entry.name not in named]
-        remove([*old, *(entry for entry in path.iterdir() if is_partial(entry))])
+        remove([*([] if asides(path) else old), *(entry for entry in path.iterdir() if is_partial(entry))])
         remove(entry for entry in (path / VERSIONS).iterdir() if is_partial(entry))
         if not stay:
             (path / VERSIONS).rmdir()
-
-
-def _named_aside(path: Path) -> list[str]:
-    """Return the tensors that what was set aside names."""
-    with contextlib.suppress(OSError):
-        return _TENSORS.findall(read_bytes(path / DAMAGED, MOST_JSON).decode("utf-8", "replace"))
-    return []
 
 
 def remove(entries: Iterable[Path]) -> None:
@@ -312,9 +237,9 @@ def remedy(path: Path, number: int = LAST) -> str:
 
     `number` is that of the version that is damaged, if it can still be read.
     """
-    if not has_versions(path, number):
+    earlier = newest_copy(path, number)
+    if earlier is None:
         return RESTORE
-    earlier = max(each for each in copies(path) if each < number)
     return f"{RESTORE}, or go back to an earlier version with `dualprompt rollback {shlex.quote(str(path))} {earlier}`"
 
 
@@ -354,12 +279,20 @@ def record(path: Path, version: int | None = None) -> ModelRecord:
     if not path.is_dir():
         found = "is not a folder" if path.exists() else "does not exist"
         raise DualPromptError(f"model {path} {found}; make one with `dualprompt learn {path} FOLDER`")
-    if not is_model(path):
-        raise DualPromptError(f"{path} holds no model (it has no {MODEL}); make one with `dualprompt learn`")
-    file = path / MODEL if version is None else _copy(path, version)
-    if version is None and not file.exists():
+    if version is not None:
+        return _recorded(path, _copy(path, version), version)
+    if not (path / MODEL).exists():
+        if newest_copy(path) is None:
+            raise DualPromptError(f"{path} holds no model (it has no {MODEL}); make one with `dualprompt learn`")
         raise DamagedError(f"{path} has lost its {MODEL}; {remedy(path)}")
-    help_by = remedy(path) if version is None else "remove it; the other versions do not need it"
+    try:
+        return _recorded(path, path / MODEL)
+    except DamagedError as error:
+        raise DamagedError(str(error).removesuffix(RESTORE) + remedy(path)) from None
+
+
+def _recorded(path: Path, file: Path, version: int | None = None) -> ModelRecord:
+    help_by = RESTORE if version is None else "remove it; the other versions do not need it"
     try:
         content = read_bytes(file, MOST_JSON)
         found = parse_json(content)
@@ -368,14 +301,14 @@ def record(path: Path, version: int | None = None) -> ModelRecord:
     except (OSError, ValueError) as error:
         raise DamagedError(f"{file} is damaged ({reason(error)}); {help_by}") from None
     if not isinstance(found, dict) or "format" not in found:
-        if version is not None or has_versions(path):
-            raise DamagedError(f"{file} is damaged (it has no 'format'); {help_by}")
-        raise DualPromptError(f"{file} is of another program (it has no 'format'); give a model's folder")
+        if version is None and newest_copy(path) is None:
+            raise DualPromptError(f"{file} is of another program (it has no 'format'); give a model's folder")
+        raise DamagedError(f"{file} is damaged (it has no 'format'); {help_by}")
     if found["format"] != FORMAT or isinstance(found["format"], bool):
         raise DualPromptError(
             f"{path} has format {found['format']!r:.20}, this version of dualprompt reads {FORMAT}; use another version"
         )
     facts = recorded(ModelRecord, content, str(file), help_by)
     if version is not None and facts.version.number != version:
-        raise DualPromptError(f"{file} is damaged (it says that it is version {facts.version.number}); {help_by}")
+        raise DamagedError(f"{file} is damaged (it says that it is version {facts.version.number}); {help_by}")
     return facts

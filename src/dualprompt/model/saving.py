@@ -16,6 +16,7 @@ from dualprompt.model import saved
 from dualprompt.model.foundation import Foundation, Model
 from dualprompt.model.outcomes import Outcome, Outcomes
 from dualprompt.model.predicting import asking, complete_matrix, judged, trade_off
+from dualprompt.model.records import ModelRecord, TaskRecord
 from dualprompt.model.results import PromptChoice, TaskInfo, Threshold
 from dualprompt.run.checkpoint import State
 
@@ -95,7 +96,7 @@ def restore(
     return foundation, model, Threshold(record.threshold, record.threshold_by)
 
 
-def _foundation(path: Path, record: saved.ModelRecord, device: str, backbone: str | None) -> Foundation:
+def _foundation(path: Path, record: ModelRecord, device: str, backbone: str | None) -> Foundation:
     said = record.backbone
     place = weights.absolute_name(said.name)
     if backbone is None and Path(place).is_absolute() and not Path(place).exists():
@@ -122,7 +123,7 @@ def _outcome(found: float | tuple[float, float | None, list[str]]) -> Outcome:
     return Outcome(found) if isinstance(found, float | int) else Outcome(found[0], found[1], tuple(found[2]))
 
 
-def _task(record: saved.TaskRecord, trust: Outcomes) -> TaskInfo:
+def _task(record: TaskRecord, trust: Outcomes) -> TaskInfo:
     """Return what a record says of a task; earlier releases did not note how many images an accuracy was of."""
     held, correct = record.held, record.correct
     if held is None:
@@ -144,7 +145,7 @@ def _task(record: saved.TaskRecord, trust: Outcomes) -> TaskInfo:
     )
 
 
-def _model(foundation: Foundation, record: saved.ModelRecord, state: State) -> Model:
+def _model(foundation: Foundation, record: ModelRecord, state: State) -> Model:
     """Return the model that was read; one that could not answer is refused now."""
     trust = {
         number: {label: [_outcome(each) for each in several] for label, several in own.items()}

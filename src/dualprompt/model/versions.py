@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from dualprompt.data.folder import one_form
 from dualprompt.errors import DamagedError, DualPromptError
 from dualprompt.model import card, saved, saving
 from dualprompt.model.names import Kind
-from dualprompt.model.saved import MOST_KEPT, ModelRecord
+from dualprompt.model.records import LAST_ID, MOST_KEPT, ModelRecord
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,16 @@ def listed(path: Path) -> tuple[Version, ...]:
 
 
 def known(path: Path) -> tuple[list[Version], Version | None]:
-    """Return the earlier versions and the model itself; None: it is damaged, so that every copy is an earlier one."""
+    """Return the earlier versions and the model itself; None: it is damaged. Then copies that are whole are earlier."""
     try:
-        *earlier, current = listed(path)
+        saved.record(path)
     except DamagedError:
-        return [_version(path, saved.record(path, number)) for number in saved.copies(path)], None
+        earlier = []
+        for number in saved.copies(path):
+            with contextlib.suppress(DualPromptError):
+                earlier.append(_version(path, saved.record(path, number)))
+        return earlier, None
+    *earlier, current = listed(path)
     return earlier, current
 
 
@@ -63,7 +69,7 @@ def rollback(
     """Make an earlier version the model again, as a further version, so that this can be undone too.
 
     That helps where the model itself is damaged, its `model.json` or its tensors. What was in `model.json` is then kept
-    beside it, as `model.json.damaged`.
+    beside it, as `model.json.damaged`; as long as it lies there, no tensors are removed.
 
     Args:
         path: the model's folder.
@@ -83,13 +89,14 @@ def rollback(
             said = "it is the model now" if current and number == current.number else f"there is no version {number}"
             raise DualPromptError(f"{path}: {said}; earlier versions: {', '.join(map(str, numbers))}")
         foundation, model, threshold = saving.restore(path, device, backbone, number)
-        # Ids that were given since are not given again; what is damaged may have given one more.
-        latest = saved.record(path, None if current else numbers[-1])
-        model = replace(model, next_id=max(model.next_id, latest.next_id + (current is None)))
+        # Ids that were given since are not given again; what is damaged may have given more.
+        latest = saved.record(path, None if current else numbers[-1]).next_id
+        free = latest if current else max(latest + 1, saved.said_next_id(path))
+        model = replace(model, next_id=min(max(model.next_id, free), LAST_ID))
         facts = saving.facts(foundation, model, threshold)
         text = card.text(saving.info(foundation, model, threshold))
         saved.write(path, facts, model.state, text, f"went back to version {number}")
-        return listed(path)[-1]
+        return _version(path, saved.record(path), True)
 
 
 def keep(path: Path, count: int) -> None:
@@ -103,17 +110,24 @@ def keep(path: Path, count: int) -> None:
 def purge(path: Path, tasks: set[int]) -> tuple[int, ...]:
     """Remove the earlier versions that hold one of these tasks, by their ids; return their numbers.
 
-    Classes may have had other names then, so whole tasks decide. Whoever calls holds the model.
+    What was set aside, because it could not be read, is removed too: nobody knows what is in it. Classes may have had
+    other names then, so whole tasks decide. Whoever calls holds the model.
     """
     found = saved.copies(path)
-    saved.remove([path / saved.DAMAGED])  # whatever is in it
     gone = [number for number in found if tasks & {task.id for task in saved.record(path, number).tasks}]
-    saved.remove(found[number] for number in gone)
+    files = [*saved.asides(path), *(found[number] for number in gone)]
+    saved.remove(files)
+    if left := [file for file in files if os.path.lexists(file)]:
+        raise DualPromptError(f"{left[0]} cannot be removed; see who may write there, and try again")
     saved.tidy(path)
-    if left := [number for number in gone if number in saved.copies(path)]:
-        raise DualPromptError(f"{found[left[0]]} cannot be removed; see who may write there, and try again")
     current = saved.record(path).version.number
     return tuple(number for number in gone if number < current)
+
+
+def labels_of(path: Path, tasks: set[int]) -> set[str]:
+    """Return what the classes of these tasks, by their ids, are or were called in any version."""
+    records = [saved.record(path), *(saved.record(path, number) for number in saved.copies(path))]
+    return {label for record in records for task in record.tasks if task.id in tasks for label in task.classes}
 
 
 def holders(path: Path, what: str | int, kind: Kind | None = None) -> set[int]:
