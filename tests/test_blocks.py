@@ -56,13 +56,30 @@ def test_rows_and_columns_are_chosen_ordered_and_renamed(folder: Path) -> None:
 
 def test_two_tables_stand_side_by_side(folder: Path) -> None:
     files = ("main-mini.json", "main-split-cifar100.json")
-    marker = f'{",".join(files)} table bare=yes names="mini|CIFAR" columns="method|A (%)" rows="ridge|l2p"'
-    found = [[name, *(cells(folder / file, name, "A (%)")[0] for file in files)] for name in ("ridge", "l2p")]
+    marker = f'{",".join(files)} table bare=yes names="mini|CIFAR" columns="method|A (%)" rows="ridge|coda-prompt"'
+    found = [[name, *(cells(folder / file, name, "A (%)")[0] for file in files)] for name in ("ridge", "coda-prompt")]
     assert filled(folder, marker) == [
         "| method | mini: A (%) | CIFAR: A (%) |",
         "| --- | --: | --: |",
         *(f"| {' | '.join(row)} |" for row in found),
     ]
+
+
+def test_files_of_one_name_are_one_table(folder: Path) -> None:
+    value = json.loads((folder / "main-mini.json").read_text())
+    for sheet in value["sheets"]:
+        sheet["groups"] = [[["again", *row[1:]] for group in sheet["groups"] for row in group if row[0] == "ridge"]]
+    (folder / "more.json").write_text(json.dumps(value))
+    files = "main-mini.json,main-split-cifar100.json,more.json,more.json"
+    head = f'{files} table bare=yes names="mini|CIFAR|mini|CIFAR" columns="method|A (%)"'
+    again = cells(folder / "main-mini.json", "ridge", "A (%)")[0]
+    lda = [cells(folder / file, "lda", "A (%)")[0] for file in ("main-mini.json", "main-split-cifar100.json")]
+    assert filled(folder, f'{head} rows="lda|again as ridge"')[2:] == [
+        f"| lda | {lda[0]} | {lda[1]} |",
+        f"| ridge | {again} | {again} |",
+    ]
+    with pytest.raises(DualPromptError, match="several rows 'again'"):
+        filled(folder, 'more.json,more.json,main-mini.json table names="mini|mini|other" columns="method|A (%)"')
 
 
 def test_records_and_sentences_of_any_json(folder: Path) -> None:

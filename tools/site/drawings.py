@@ -168,9 +168,10 @@ def results() -> Drawing:
 
 def accuracy(benchmark: str, label: str) -> tuple[float, float]:
     """Return the mean of A over the seeds of a published line, and its standard deviation; 0 for one seed."""
-    value = json.loads((RESULTS / f"main-{benchmark}.json").read_text(encoding="utf-8"))
+    files = [f"main-{benchmark}.json", *(["mini-l2p.json"] if benchmark == "mini" else [])]
+    values = [json.loads((RESULTS / file).read_text(encoding="utf-8")) for file in files]
     name = label.split(" (")[0]
-    (row,) = (row for row in value["rows"] if row["label"] == name)
+    (row,) = (row for value in values for row in value["rows"] if row["label"] == name)
     found = [run["average_accuracy"] for run in row["runs"]]
     mean = sum(found) / len(found)
     spread = (sum((each - mean) ** 2 for each in found) / (len(found) - 1)) ** 0.5 if len(found) > 1 else 0.0

@@ -7,7 +7,7 @@ Files are named from the page's folder. Names have `|` between them, and `as` gi
 
 - `table` of what `--publish` wrote; it may choose a `sheet` (counted from 1), `columns` and `rows`, and leave out its
   title and remarks (`bare=yes`). Of several files, with commas between, rows of one name stand in one line, and
-  `names` says what each file is called.
+  `names` says what each file is called; files of one name are one table.
 - `finding`: the text that a study ends in.
 - `records`: a table of any JSON, one line for each object in the list `at=…`, or for each of several files.
 - `text "…{path[format]}…" "…"`: lines with values of any JSON.
@@ -76,13 +76,17 @@ def _finding(files: Sequence[Path], text: str, options: Options) -> str:
 
 
 def _table(files: Sequence[Path], text: str, options: Options) -> str:
-    sheets = [_chosen(publication.read(file), options) for file in files]
-    sheet = sheets[0] if len(sheets) == 1 else _joined(sheets, options.get("names", "").split("|"))
+    sheets = [_with_columns(publication.read(file), options) for file in files]
+    if len(sheets) == 1:
+        sheet = _with_rows(sheets[0], options)
+    else:
+        united = _united(sheets, [name.strip() for name in options.get("names", "").split("|")])
+        sheet = _joined({name: _with_rows(each, options) for name, each in united.items()})
     return as_markdown(replace(sheet, title="", remarks=()) if options.get("bare") == "yes" else sheet)
 
 
-def _chosen(value: Mapping[str, Any], options: Options) -> Sheet:
-    """Return a table of a publication, with the columns and rows that are asked for, in that order."""
+def _with_columns(value: Mapping[str, Any], options: Options) -> Sheet:
+    """Return a table of a publication, with the columns that are asked for, in that order."""
     sheets, number = publication.sheets(value), options.get("sheet", "1")
     if not number.isdigit() or not 1 <= int(number) <= len(sheets):
         raise ValueError(f"sheet must be 1 to {len(sheets)}, found '{number}'")
@@ -97,25 +101,43 @@ def _chosen(value: Mapping[str, Any], options: Options) -> Sheet:
         )
         groups = tuple(tuple(tuple(row[place] for place in places) for row in group) for group in sheet.groups)
         sheet = replace(sheet, columns=columns, groups=groups)
-    if "rows" in options:
-        rows, wanted = _rows(sheet), _names(options["rows"])
-        _refuse_missing("row", wanted, list(rows))
-        sheet = replace(sheet, groups=(tuple((shown, *rows[name][1:]) for name, shown in wanted),))
     return sheet
 
 
-def _joined(sheets: Sequence[Sheet], names: Sequence[str]) -> Sheet:
-    """Return several tables as one: rows are known by their first cell, and those of the first table decide."""
+def _with_rows(sheet: Sheet, options: Options) -> Sheet:
+    """Return a table with the rows that are asked for, in that order."""
+    if "rows" not in options:
+        return sheet
+    rows, wanted = _rows(sheet), _names(options["rows"])
+    _refuse_missing("row", wanted, list(rows))
+    return replace(sheet, groups=(tuple((shown, *rows[name][1:]) for name, shown in wanted),))
+
+
+def _united(sheets: Sequence[Sheet], names: Sequence[str]) -> dict[str, Sheet]:
+    """Return the tables by their names; the rows of those that share one follow each other."""
     if len(names) != len(sheets):
         raise ValueError(f'{len(sheets)} files need as many names="…|…", found {len(names)}')
-    columns, lines = [sheets[0].columns[0]], {label: [label] for label in _rows(sheets[0])}
+    found: dict[str, Sheet] = {}
     for sheet, name in zip(sheets, names, strict=True):
-        columns += [replace(column, heading=f"{name.strip()}: {column.heading}") for column in sheet.columns[1:]]
+        before = found.get(name, replace(sheet, groups=(), remarks=()))
+        if before.columns != sheet.columns:
+            raise ValueError(f"the tables of '{name}' have other columns: choose them with columns=…")
+        remarks = tuple(dict.fromkeys((*before.remarks, *sheet.remarks)))
+        found[name] = replace(before, groups=(*before.groups, *sheet.groups), remarks=remarks)
+    return found
+
+
+def _joined(sheets: Mapping[str, Sheet]) -> Sheet:
+    """Return several tables as one: rows are known by their first cell, and those of the first table decide."""
+    first = next(iter(sheets.values()))
+    columns, lines = [first.columns[0]], {label: [label] for label in _rows(first)}
+    for name, sheet in sheets.items():
+        columns += [replace(column, heading=f"{name}: {column.heading}") for column in sheet.columns[1:]]
         found = _rows(sheet)
         _refuse_missing("row", [(label, label) for label in lines], list(found))
         for label, cells in lines.items():
             cells.extend(found[label][1:])
-    remarks = tuple(dict.fromkeys(remark for sheet in sheets for remark in sheet.remarks))
+    remarks = tuple(dict.fromkeys(remark for sheet in sheets.values() for remark in sheet.remarks))
     return Sheet("", tuple(columns), (tuple(tuple(cells) for cells in lines.values()),), remarks)
 
 
