@@ -370,7 +370,7 @@ def change_by_hand(method: SDLoRA, layer: int, linear: int, alphas: list[float])
 def test_sd_lora_sums_directions_by_their_magnitudes() -> None:
     method = learned("sd-lora", tasks=3)
     assert isinstance(method, SDLoRA)
-    alphas = [float(alpha) for alpha in method.magnitude]
+    alphas = [alpha.item() for alpha in method.magnitude]
     assert len(set(alphas)) == 3
     for layer, prompt in enumerate(method.changes().values()):
         assert prompt.deltas is not None
@@ -379,7 +379,7 @@ def test_sd_lora_sums_directions_by_their_magnitudes() -> None:
             np.testing.assert_allclose(found, change_by_hand(method, layer, linear, alphas), atol=1e-5)
     directions = [method.state()[f"adaptation.up.{which}"].clone() for which in range(3)]
     method.begin_task(task(3))
-    assert [float(alpha) for alpha in method.magnitude] == pytest.approx([0.8] * 4)  # as its code begins anew
+    assert [alpha.item() for alpha in method.magnitude] == pytest.approx([0.8] * 4)  # as its code begins anew
     trains = {name for name in method.trainable() if not name.startswith("head.")}
     assert trains == {"adaptation.down.3", "adaptation.up.3", *(f"magnitude.{i}" for i in range(4))}
     shake(method)
