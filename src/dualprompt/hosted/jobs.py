@@ -236,7 +236,8 @@ class Jobs:
         with contextlib.suppress(DualPromptError):  # a version that is not kept any more says nothing
             current = saved.record(path)
             then = current if current.version.number == found.version else saved.record(path, found.version)
-            return any((task.id, task.images) == (found.id, found.images) for task in then.tasks)
+            images = {task.id: task.images for task in then.tasks}.get(found.id)
+            return images is not None and found.images in (0, images)  # 0: an older release did not note them
         return False
 
     async def _work(self) -> None:
