@@ -152,3 +152,8 @@ def ragged(pictures: list[np.ndarray]) -> Images:
 def noise_pictures(shapes: list[tuple[int, int]], seed: int = 3) -> list[np.ndarray]:
     rng = np.random.default_rng(seed)
     return [rng.integers(0, 256, (height, width, 3), dtype=np.uint8) for height, width in shapes]
+
+
+def numbers(values: Tensor) -> np.ndarray:
+    """Return a tensor in NumPy, for checks by hand."""
+    return values.detach().double().numpy()

@@ -39,7 +39,7 @@ PROMPTS = ("test_dualprompt", "test_reference_step")
 PROTOTYPES = ("test_methods_prototypes", "test_ridge")
 REGULARISED = ("test_methods_regularised", "test_rates")
 REHEARSAL = ("test_methods_rehearsal", "test_methods_replaying")
-ADAPTERS = ("test_methods_adapters", "test_adaptation")
+ADAPTERS = ("test_methods_adapters", "test_alignment", "test_adaptation")
 ADAPTED = ("aper", "ease", "hide-prompt", "inflora", "lae", "lora", "sd-lora", "single-prompt", "slca")
 HOSTILE = (
     "test_crafted_files.py::test_a_checkpoint_with_one_bit_changed",
